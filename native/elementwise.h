@@ -1,0 +1,129 @@
+// The operations on single rows and their columns, written once on simd.h's Vec.
+//
+// Each works on a range of rows and columns, so that a pass of one row can still be shared by all threads.
+#pragma once
+
+#include <cstring>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace outrider {
+namespace {
+
+// Columns come in multiples of 16 except for a last odd end, which these helpers read and write lane by lane.
+inline Vec load_columns(const float* p, int count) {
+    if (count >= kLanes) return load(p);
+    float lanes[kLanes] = {};
+    for (int i = 0; i < count; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+inline void store_columns(float* p, Vec x, int count) {
+    if (count >= kLanes) return store(p, x);
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int i = 0; i < count; ++i) p[i] = lanes[i];
+}
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight. The mean is taken over the whole row by every caller.
+inline void rms_norm(Matrix x, const float* weight, float epsilon, Matrix y, int width, int row_begin, int row_end,
+                     int column_begin, int column_end) {
+    for (int row = row_begin; row < row_end; ++row) {
+        const float* in = x.row(row);
+        float* out = y.row(row);
+        Vec squares = splat(0);
+        for (int c = 0; c < width; c += kLanes) {
+            const Vec a = load_columns(in + c, width - c);
+            squares = fma(a, a, squares);
+        }
+        const Vec factor = splat(1.0f / __builtin_sqrtf(sum(squares) / float(width) + epsilon));
+        for (int c = column_begin; c < column_end; c += kLanes) {
+            const int count = column_end - c;
+            store_columns(out + c, load_columns(in + c, count) * factor * load_columns(weight + c, count), count);
+        }
+    }
+}
+
+// y = silu(gate) * up with silu(g) = g / (1 + e^-g); gate_up holds the gates in columns [0, width), then the ups.
+inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end) {
+    for (int row = row_begin; row < row_end; ++row) {
+        const float* gates = gate_up.row(row);
+        const float* ups = gates + width;
+        for (int c = column_begin; c < column_end; c += kLanes) {
+            const int count = column_end - c;
+            const Vec gate = load_columns(gates + c, count);
+            const Vec silu = gate / (splat(1) + exp(splat(0) - gate));
+            store_columns(y.row(row) + c, silu * load_columns(ups + c, count), count);
+        }
+    }
+}
+
+// Symmetric int8 codes per row and group of 32; columns are whole groups. A NaN or infinity makes the scale NaN or
+// infinite, so that it reaches every output of the row.
+inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row_end, int column_begin,
+                     int column_end) {
+    const int groups = inputs / kGroup;
+    for (int row = row_begin; row < row_end; ++row) {
+        const int lane = row % kRowBlock;
+        for (int g = column_begin / kGroup; g < column_end / kGroup; ++g) {
+            const float* in = x.row(row) + g * kGroup;
+            const Vec low = load(in), high = load(in + kLanes);
+            const float magnitude = largest_magnitude(max_magnitude(low, high));
+            const float scale = magnitude / 127.0f;
+            const Vec inverse = splat(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+            int8_t codes[kGroup];
+            store_codes(codes, round_even(low * inverse));
+            store_codes(codes + kLanes, round_even(high * inverse));
+
+            const size_t group = size_t(row / kRowBlock) * groups + g;
+            int8_t* to = out.codes + group * kGroup * kRowBlock + lane * 4;
+            for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * kRowBlock, codes + step * 4, 4);
+            int32_t total = 0;
+            for (int i = 0; i < kGroup; ++i) total += codes[i];
+            const size_t at = group * kRowBlock + lane;
+            out.scales[at] = scale;
+            out.sums[at] = total;
+            out.scaled_sums[at] = scale * float(total);
+        }
+    }
+}
+
+// y[row] = the weight's output `tokens[row]`, as floats.
+inline void embed(const Weight& weight, const int32_t* tokens, Matrix y, int row_begin, int row_end, int column_begin,
+                  int column_end) {
+    for (int row = row_begin; row < row_end; ++row) {
+        const uint8_t* tile = weight.tile(tokens[row] / kTile);
+        const int output = tokens[row] % kTile;
+        float* out = y.row(row);
+        for (int c = column_begin; c < column_end; ++c) {
+            switch (weight.format) {
+                case Format::kF32: out[c] = reinterpret_cast<const float*>(tile)[c * kTile + output]; break;
+                case Format::kF16:
+                    out[c] = half_to_float(reinterpret_cast<const uint16_t*>(tile)[c * kTile + output]);
+                    break;
+                case Format::kBF16:
+                    out[c] = bfloat_to_float(reinterpret_cast<const uint16_t*>(tile)[c * kTile + output]);
+                    break;
+                default: {
+                    const uint8_t* group = tile + size_t(c / kGroup) * group_bytes(weight.format);
+                    const int i = c % kGroup;
+                    if (weight.format == Format::kQ8) {
+                        const int8_t code = int8_t(group[i / 4 * 64 + output * 4 + i % 4]);
+                        const auto* scales = reinterpret_cast<const uint16_t*>(group + 512);
+                        out[c] = half_to_float(scales[output]) * float(code);
+                    } else {
+                        const uint8_t byte = group[i / 8 * 64 + output * 4 + i % 4];
+                        const int code = i % 8 < 4 ? byte & 15 : byte >> 4;
+                        const auto* scales = reinterpret_cast<const uint16_t*>(group + 256);
+                        const float scale = half_to_float(scales[output]);
+                        out[c] = weight.format == Format::kQ4 ? scale * float(code - 8)
+                                                              : scale * float(code) + half_to_float(scales[16 + output]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace outrider

@@ -1,0 +1,141 @@
+// Replays a recorded program: every operation of a model's forward pass, in order, on one team of threads.
+//
+// All threads walk the list of operations together. An operation splits its work by columns, so that one row already
+// keeps every thread busy, or hands out pieces through a counter; a barrier stands before each operation that reads
+// what another thread may have written.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "pack.h"
+#include "team.h"
+
+namespace outrider {
+
+// A 64-byte aligned array that grows, never shrinks, and forgets its contents when it grows.
+template <class T>
+class Array {
+public:
+    void reserve(size_t count) {
+        if (count <= count_) return;
+        data_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
+        if (!data_) throw std::bad_alloc();
+        count_ = count;
+    }
+    T* data() const { return data_.get(); }
+
+private:
+    struct Free {
+        void operator()(T* p) const { std::free(p); }
+    };
+    std::unique_ptr<T, Free> data_;
+    size_t count_ = 0;
+};
+
+// The rows of one pass (the arrays of outrider.types.Rows) and the KV cache that they read and write.
+struct Pass {
+    int rows;
+    const int32_t* tokens;
+    RowMap map;
+    int requests;
+    int wanted_rows;
+    const int32_t* wanted;
+    uint16_t* keys;    // [layers][blocks][kv_heads][head_dim][32]
+    uint16_t* values;  // [layers][blocks][kv_heads][32][head_dim]
+    int layers;
+    int blocks;
+    int kv_heads;
+    int head_dim;
+};
+
+class Executor {
+public:
+    Executor(std::shared_ptr<Team> team, const Kernels& kernels) : team_(std::move(team)), kernels_(kernels) {}
+
+    // Buffers are float [rows][width], one row per row of the pass, or per wanted row where `wanted`.
+    int buffer(int width, bool wanted);
+
+    void embed(const PackedWeight& weight, int out);
+    void rms_norm(int x, std::vector<float> weight, float epsilon, int out);
+    // out = x W^T (+ bias) (+ residual) for each weight, side by side in columns of `out`. residual: buffer or -1.
+    void linear(int x, std::vector<const PackedWeight*> weights, std::vector<float> bias, int residual, int out);
+    // out[row] = cos then sin of position * frequency, for every frequency.
+    void angles(std::vector<double> frequencies, int out);
+    // Rotates the first `heads` heads of x; `interleaved` pairs lanes (2i, 2i + 1), otherwise (i, i + head_dim / 2).
+    void rope(int x, int angles, int heads, int head_dim, bool interleaved, int out);
+    // qk: rotated query heads, then rotated key heads; values: columns [value_column, ...) of v.
+    void attention(int qk, int v, int value_column, int layer, int heads, int kv_heads, int head_dim, float scale,
+                   int out);
+    void swiglu(int gate_up, int out);
+    void select(int x, int out);  // the wanted rows of x
+
+    void run(const Pass& pass);
+
+    const float* data(int buffer) const { return buffers_.at(size_t(buffer)).memory.data(); }
+    int width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
+    int threads() const { return team_->size(); }
+    const char* kernels() const { return kernels_.name; }
+
+private:
+    struct Buffer {
+        int width;
+        bool wanted;
+        int quantised = -1;  // index into quantised_, once a quantised weight reads it
+        bool fresh = false;  // whether that holds what the buffer holds now
+        Array<float> memory;
+    };
+    struct QuantisedBuffer {
+        int width;
+        bool wanted;
+        Array<int8_t> codes;
+        Array<float> scales, scaled_sums;
+        Array<int32_t> sums;
+
+        Quantised view() const { return {codes.data(), scales.data(), sums.data(), scaled_sums.data()}; }
+    };
+    struct Columns {  // how an operation is split by columns: none if width is 0
+        int width, unit;
+        bool operator==(const Columns&) const = default;
+    };
+    struct Operation {
+        std::function<void(int thread)> work;
+        bool barrier;  // wait for all threads before it
+    };
+    struct AttentionRun {  // rows of one request that are computed together
+        int row_begin, row_end, segments;
+    };
+
+    Matrix matrix(int buffer) const;
+    int rows_of(bool wanted) const { return wanted ? pass_.wanted_rows : pass_.rows; }
+    void record(std::function<void(int)> work, Columns columns, bool reads_own_columns);
+    void record_columns(int width, int unit, bool wanted, bool reads_own_columns,
+                        std::function<void(int rows, int begin, int end)> work);
+    void writes(int out) { buffers_.at(size_t(out)).fresh = false; }
+    int quantise(int x);
+    int counter();
+    void check(const Pass& pass) const;
+    void prepare(const Pass& pass);
+    void plan_attention();
+
+    std::shared_ptr<Team> team_;
+    const Kernels& kernels_;
+    std::vector<Buffer> buffers_;
+    std::vector<std::unique_ptr<QuantisedBuffer>> quantised_;
+    std::vector<Operation> operations_;
+    std::vector<std::unique_ptr<std::atomic<int>>> counters_;
+    Columns last_columns_ = {0, 0};
+    int vocabulary_ = 0;
+    int attention_layers_ = 0, attention_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
+
+    Pass pass_ = {};
+    std::vector<AttentionRun> runs_;
+    bool split_segments_ = false;
+    std::vector<size_t> state_offsets_;  // per run: its partial states, where segments are split
+    Array<float> states_, scratch_;
+};
+
+}  // namespace outrider

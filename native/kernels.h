@@ -1,0 +1,162 @@
+// What a kernel works on, and the table of kernels that each instruction set fills in.
+//
+// Row invariance: a kernel computes each row by the same operations in the same order whatever other rows are in the
+// pass and whichever thread runs it. The linear kernels block over rows only to reuse loaded weights.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "half.h"
+
+namespace outrider {
+
+constexpr int kTile = 16;      // outputs that are stored, and computed, together
+constexpr int kGroup = 32;     // inputs that share a scale
+constexpr int kRowBlock = 8;   // rows whose quantised activations are interleaved
+constexpr int kKvBlock = 32;   // positions in a block of the KV cache, and in a chunk of the attention's sum
+constexpr int kSegment = 256;  // positions whose partial attention may be computed apart
+
+// How a weight is stored once packed. All quantised ones mean  w = scale * (code - offset) + minimum  per group.
+enum class Format : int32_t {
+    kQ4 = 0,     // codes 0..15, offset 8, no minimum                (Q4_0)
+    kQ4Min = 1,  // codes 0..15, offset 0, with minimum              (Q4_1)
+    kQ8 = 2,     // codes -128..127, offset 0, no minimum            (Q8_0)
+    kF32 = 3,
+    kF16 = 4,
+    kBF16 = 5,
+};
+
+OUTRIDER_INLINE bool is_quantised(Format format) { return format <= Format::kQ8; }
+
+// Bytes of one tile's group: codes, then 16 half-precision scales, then 16 minimums if any.
+OUTRIDER_INLINE size_t group_bytes(Format format) {
+    switch (format) {
+        case Format::kQ4: return 256 + 32;
+        case Format::kQ4Min: return 256 + 64;
+        case Format::kQ8: return 512 + 32;
+        default: return 0;
+    }
+}
+
+// Bytes of one tile of 16 outputs over `inputs` inputs.
+OUTRIDER_INLINE size_t tile_bytes(Format format, int inputs) {
+    if (is_quantised(format)) return size_t(inputs / kGroup) * group_bytes(format);
+    return size_t(inputs) * kTile * (format == Format::kF32 ? 4 : 2);
+}
+
+// A packed weight: tiles of 16 outputs, one after another; the last is padded with zeros.
+//   4-bit codes:  [tile][group][step of 8 inputs][output][4]  low nibbles: inputs 0..3 of the step, high: inputs 4..7
+//   8-bit codes:  [tile][group][step of 4 inputs][output][4]
+//   floats:       [tile][input][output]
+struct Weight {
+    Format format;
+    int outputs;
+    int inputs;
+    const uint8_t* data;
+
+    OUTRIDER_INLINE int tiles() const { return (outputs + kTile - 1) / kTile; }
+    OUTRIDER_INLINE const uint8_t* tile(int index) const { return data + size_t(index) * tile_bytes(format, inputs); }
+};
+
+// Rows of activations as int8, quantised per row and group of 32 as x = scale * code with scale = max|x| / 127.
+//   codes  [row / 8][group][step of 4 inputs][row % 8][4]
+//   scales, sums (of codes), scaled_sums (scale * sum): [row / 8][group][row % 8]
+struct Quantised {
+    int8_t* codes;
+    float* scales;
+    int32_t* sums;
+    float* scaled_sums;
+};
+
+// A float matrix [rows][stride].
+struct Matrix {
+    float* data;
+    int stride;
+
+    OUTRIDER_INLINE float* row(int index) const { return data + size_t(index) * stride; }
+};
+
+// y[rows][first_output..] = x W^T (+ bias) (+ residual), for the tiles [tile_begin, tile_end) of W.
+struct LinearTask {
+    const Weight* weight;
+    const float* bias;  // [outputs] or null
+    Matrix x;           // read by float formats
+    Quantised xq;       // read by quantised formats
+    Matrix residual;    // data may be null
+    Matrix y;
+    int first_output;   // column of y (and residual) of the weight's output 0
+    int rows;
+};
+
+// The KV cache of one layer. Inside a block keys are stored [kv_head][head_dim][32], values [kv_head][32][head_dim].
+struct KvLayer {
+    uint16_t* keys;
+    uint16_t* values;
+    int heads;
+    int head_dim;
+
+    OUTRIDER_INLINE size_t block_size() const { return size_t(heads) * head_dim * kKvBlock; }
+};
+
+// Where the rows of a pass live: the arrays of outrider.types.Rows.
+struct RowMap {
+    const int32_t* positions;
+    const int32_t* slots;
+    const int32_t* requests;
+    const int32_t* tables;  // [requests][table_stride]
+    int table_stride;
+    const int32_t* tail_starts;
+    const int32_t* tail_offsets;
+    const int32_t* tail_slots;
+};
+
+// A run of rows of one request that read the KV cache through its block table (or one row with a tail).
+struct AttentionTask {
+    KvLayer kv;
+    const RowMap* map;
+    Matrix q;       // [rows][heads * head_dim], rotated
+    Matrix out;     // [rows][heads * head_dim]
+    int heads;      // query heads
+    float scale;
+    int row_begin, row_end;
+    int kv_head;
+    int segment_begin, segment_end;
+    float* partial;  // null: write `out`; else the state of segment_begin is left here: see attention_state_size
+    float* scratch;  // attention_scratch_size(head_dim) floats of this thread
+};
+
+// Floats of the softmax state of one row and query head: maximum, 16 lanes of the sum, weighted values.
+OUTRIDER_INLINE size_t attention_state_size(int head_dim) { return 1 + 16 + size_t(head_dim); }
+constexpr int kQueryBlock = 8;  // (row, query head) pairs that share each loaded key
+OUTRIDER_INLINE size_t attention_scratch_size(int head_dim) {
+    return kQueryBlock * (2 * attention_state_size(head_dim) + kKvBlock) + 2 * size_t(head_dim) * kKvBlock;
+}
+
+struct Kernels {
+    const char* name;
+    void (*linear)(const LinearTask&, int tile_begin, int tile_end);
+    void (*quantise)(Matrix x, Quantised out, int inputs, int row_begin, int row_end, int column_begin, int column_end);
+    void (*rms_norm)(Matrix x, const float* weight, float epsilon, Matrix y, int width, int row_begin, int row_end,
+                     int column_begin, int column_end);
+    void (*swiglu)(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end);
+    void (*embed)(const Weight&, const int32_t* tokens, Matrix y, int row_begin, int row_end, int column_begin,
+                  int column_end);
+    void (*write_kv)(const KvLayer&, const RowMap&, Matrix k, Matrix v, int row_begin, int row_end, int head_begin,
+                     int head_end);
+    void (*attention)(const AttentionTask&);
+    void (*merge_attention)(const AttentionTask&, float* states, int segments, int row, int query_head);
+};
+
+extern const Kernels kPlainKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+// The kernels of that name ("plain", "avx2", "avx512vnni"), or null where this processor cannot run them.
+const Kernels* find_kernels(const char* name);
+// The fastest that this processor can run.
+const Kernels& best_kernels();
+
+}  // namespace outrider

@@ -1,0 +1,90 @@
+// Linear layers with AVX-512 VNNI: `vpdpbusd` multiplies 64 unsigned weight codes by 4 broadcast activations and adds
+// them to 16 sums. A tile of 16 outputs fills one register; its group of 32 inputs is unpacked once for all rows, and
+// the broadcast comes with the instruction, so one row of one group costs eight multiplies and four float operations.
+#include "attention.h"
+#include "linear.h"
+
+namespace outrider {
+namespace {
+
+inline __m512 half_row(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
+inline __m512i broadcast4(const int8_t* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm512_set1_epi32(word);
+}
+
+// The eight registers of a group's codes, as unsigned bytes.
+template <Format kFormat>
+inline void unpack(const uint8_t* group, __m512i* codes) {
+    if constexpr (kFormat == Format::kQ8) {
+        for (int s = 0; s < 8; ++s)
+            codes[s] = _mm512_xor_si512(_mm512_loadu_si512(group + s * 64), _mm512_set1_epi8(char(0x80)));
+    } else {
+        const __m512i low = _mm512_set1_epi8(15);
+        for (int s = 0; s < 4; ++s) {
+            const __m512i pair = _mm512_loadu_si512(group + s * 64);
+            codes[2 * s] = _mm512_and_si512(pair, low);
+            codes[2 * s + 1] = _mm512_and_si512(_mm512_srli_epi16(pair, 4), low);
+        }
+    }
+}
+
+template <Format kFormat, int kRows>
+inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec* acc) {
+    constexpr int kOffset = kFormat == Format::kQ8 ? 128 : kFormat == Format::kQ4 ? 8 : 0;
+    constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
+    const int groups = task.weight->inputs / kGroup;
+    const size_t first = size_t(row / kRowBlock) * groups;
+    const int8_t* x = task.xq.codes + first * kGroup * kRowBlock;
+    const float* scales = task.xq.scales + first * kRowBlock;
+    const float* scaled_sums = task.xq.scaled_sums + first * kRowBlock;
+    const int32_t* sums = task.xq.sums + first * kRowBlock;
+
+    __m512 total[kRows];
+    for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; ++g) {
+        __m512i codes[8], dot[kRows];
+        unpack<kFormat>(data, codes);
+        for (int r = 0; r < kRows; ++r)
+            dot[r] = kOffset ? _mm512_set1_epi32(-kOffset * sums[r]) : _mm512_setzero_si512();
+        for (int s = 0; s < 8; ++s)
+            for (int r = 0; r < kRows; ++r)
+                dot[r] = _mm512_dpbusd_epi32(dot[r], codes[s], broadcast4(x + s * 4 * kRowBlock + r * 4));
+        const __m512 scale = half_row(data + kCodes);
+        for (int r = 0; r < kRows; ++r)
+            total[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_set1_ps(scales[r])), scale,
+                                       total[r]);
+        if constexpr (kFormat == Format::kQ4Min) {
+            const __m512 minimum = half_row(data + kCodes + 32);
+            for (int r = 0; r < kRows; ++r)
+                total[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(scaled_sums[r]), total[r]);
+        }
+        data += kCodes + (kFormat == Format::kQ4Min ? 64 : 32);
+        x += kGroup * kRowBlock;
+        scales += kRowBlock;
+        scaled_sums += kRowBlock;
+        sums += kRowBlock;
+    }
+    for (int r = 0; r < kRows; ++r) acc[r].v = total[r];
+}
+
+struct Avx512Linear {
+    template <Format kFormat>
+    static void run(const LinearTask& task, int tile_begin, int tile_end) {
+        for_row_blocks<kRowBlock>(task, tile_begin, tile_end, [&](const uint8_t* data, int row, int count, Vec* acc) {
+            with_count<kRowBlock>(count, [&](auto rows) { tile_rows<kFormat, rows()>(task, data, row, acc); });
+        });
+    }
+};
+
+}  // namespace
+
+extern const Kernels kAvx512Kernels;
+const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise, rms_norm, swiglu,
+                                embed,        write_kv, attention, merge_attention};
+
+}  // namespace outrider

@@ -1,0 +1,103 @@
+// The Python face of the native core: weights, threads, and the executor of recorded programs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "executor.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace outrider;
+
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Cache = nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
+
+// Everything that can be checked once per call is checked here or in Executor::run, before a thread starts.
+void run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
+         Ints tail_offsets, Ints tail_slots, Ints wanted, Cache keys, Cache values) {
+    const size_t rows = tokens.shape(0);
+    if (positions.shape(0) != rows || slots.shape(0) != rows || requests.shape(0) != rows ||
+        tail_starts.shape(0) != rows || tail_offsets.shape(0) != rows + 1)
+        throw std::invalid_argument("the arrays of a pass differ in length");
+    if (tail_offsets.data()[0] != 0 || tail_offsets.data()[rows] != int32_t(tail_slots.shape(0)))
+        throw std::invalid_argument("tail_offsets do not span tail_slots");
+    const bool same = keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1) &&
+                      keys.shape(2) == values.shape(2) && keys.shape(3) == values.shape(4);
+    if (!same || keys.shape(4) != kKvBlock || values.shape(3) != kKvBlock)
+        throw std::invalid_argument("the KV cache is not [layers, blocks, heads, head_dim, 32] and its transpose");
+    Pass pass = {};
+    pass.rows = int(rows);
+    pass.tokens = tokens.data();
+    pass.map = {positions.data(), slots.data(),       requests.data(),     tables.data(), int(tables.shape(1)),
+                tail_starts.data(), tail_offsets.data(), tail_slots.data()};
+    pass.requests = int(tables.shape(0));
+    pass.wanted_rows = int(wanted.shape(0));
+    pass.wanted = wanted.data();
+    pass.keys = keys.data();
+    pass.values = values.data();
+    pass.layers = int(keys.shape(0));
+    pass.blocks = int(keys.shape(1));
+    pass.kv_heads = int(keys.shape(2));
+    pass.head_dim = int(keys.shape(3));
+    nb::gil_scoped_release release;
+    executor.run(pass);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Outrider's native core.";
+
+    m.def("best_kernels", [] { return std::string(best_kernels().name); });
+    m.def("can_run", [](const std::string& name) { return find_kernels(name.c_str()) != nullptr; }, "name"_a);
+
+    nb::class_<Team>(m, "Team")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("size", &Team::size);
+
+    nb::class_<PackedWeight>(m, "PackedWeight")
+        .def("__init__",
+             [](PackedWeight* self, const std::string& type, Bytes raw, int outputs, int inputs) {
+                 nb::gil_scoped_release release;
+                 new (self) PackedWeight(type, raw.data(), raw.shape(0), outputs, inputs);
+             },
+             "type"_a, "raw"_a, "outputs"_a, "inputs"_a)
+        .def_prop_ro("outputs", [](const PackedWeight& w) { return w.view().outputs; })
+        .def_prop_ro("inputs", [](const PackedWeight& w) { return w.view().inputs; })
+        .def_prop_ro("bytes", &PackedWeight::bytes);
+
+    nb::class_<Executor>(m, "Executor")
+        .def("__init__",
+             [](Executor* self, std::shared_ptr<Team> team, const std::string& kernels) {
+                 const Kernels* found = find_kernels(kernels.c_str());
+                 if (!found) throw std::invalid_argument("this processor has no kernels named " + kernels);
+                 new (self) Executor(std::move(team), *found);
+             },
+             "team"_a, "kernels"_a)
+        .def("buffer", &Executor::buffer, "width"_a, "wanted"_a)
+        .def("embed", &Executor::embed, "weight"_a, "out"_a, nb::keep_alive<1, 2>())
+        .def("rms_norm", &Executor::rms_norm, "x"_a, "weight"_a, "epsilon"_a, "out"_a)
+        .def("linear", &Executor::linear, "x"_a, "weights"_a, "bias"_a, "residual"_a, "out"_a)
+        .def("angles", &Executor::angles, "frequencies"_a, "out"_a)
+        .def("rope", &Executor::rope, "x"_a, "angles"_a, "heads"_a, "head_dim"_a, "interleaved"_a, "out"_a)
+        .def("attention", &Executor::attention, "qk"_a, "v"_a, "value_column"_a, "layer"_a, "heads"_a, "kv_heads"_a,
+             "head_dim"_a, "scale"_a, "out"_a)
+        .def("swiglu", &Executor::swiglu, "gate_up"_a, "out"_a)
+        .def("select", &Executor::select, "x"_a, "out"_a)
+        .def("run", &run, "tokens"_a, "positions"_a, "slots"_a, "requests"_a, "tables"_a, "tail_starts"_a,
+             "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "keys"_a, "values"_a)
+        .def("output",
+             [](Executor& self, int buffer, int rows) {
+                 return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+                     self.data(buffer), {size_t(rows), size_t(self.width(buffer))}, nb::find(self));
+             },
+             "buffer"_a, "rows"_a)
+        .def_prop_ro("threads", &Executor::threads)
+        .def_prop_ro("kernels", &Executor::kernels);
+}

@@ -1,0 +1,221 @@
+// Sixteen floats as one value, in the instruction set that the including file is compiled for.
+//
+// Attention and the elementwise operations are written once on this type. Nothing here reassociates: a reduction has
+// one fixed order, so a row's bits are the same whatever else is in the pass.
+#pragma once
+
+#include <cstdint>
+
+#include "half.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace outrider {
+namespace {  // one copy per instruction set: these must never be merged across files by the linker
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+
+struct Vec {
+    __m512 v;
+};
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec round_even(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec load_half(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_half(uint16_t* p, Vec a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec load_bfloat(const uint16_t* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+}
+// Whole numbers in [-128, 127] as bytes; NaN becomes 0.
+inline void store_codes(int8_t* p, Vec a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+// 2^n for whole n in [-126, 127].
+inline Vec exp2_whole(Vec n) {
+    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+}
+// The first `count` lanes of a, `fill` in the others.
+inline Vec keep_first(Vec a, int count, float fill) {
+    const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : __mmask16((1u << count) - 1);
+    return {_mm512_mask_blend_ps(mask, _mm512_set1_ps(fill), a.v)};
+}
+// 0 where a < threshold, else b; NaN keeps b.
+inline Vec zero_below(Vec a, float threshold, Vec b) {
+    return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(threshold), _CMP_LT_OQ), _mm512_setzero_ps())};
+}
+// Largest magnitude of both; magnitudes compare as integers, where NaN is the greatest, so a NaN is never lost.
+inline Vec max_magnitude(Vec a, Vec b) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
+                                                 _mm512_and_si512(_mm512_castps_si512(b.v), mask)))};
+}
+
+#elif defined(__AVX2__)
+
+struct Vec {
+    __m256 a, b;
+};
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Vec x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec operator+(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Vec operator-(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Vec operator*(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Vec operator/(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Vec fma(Vec x, Vec y, Vec z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Vec round_even(Vec x) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+}
+inline Vec load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_half(uint16_t* p, Vec x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Vec load_bfloat(const uint16_t* p) {
+    const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+}
+inline void store_codes(int8_t* p, Vec x) {
+    const __m256i low_byte = _mm256_set1_epi32(0xff);  // of INT_MIN, what a NaN converts to, it is 0
+    const __m256i low = _mm256_and_si256(_mm256_cvtps_epi32(x.a), low_byte);
+    const __m256i high = _mm256_and_si256(_mm256_cvtps_epi32(x.b), low_byte);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+inline __m256 exp2_whole_half(__m256 n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+inline Vec exp2_whole(Vec n) { return {exp2_whole_half(n.a), exp2_whole_half(n.b)}; }
+inline Vec keep_first(Vec x, int count, float fill) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
+    const __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count - 8), lanes));
+    const __m256 other = _mm256_set1_ps(fill);
+    return {_mm256_blendv_ps(other, x.a, low), _mm256_blendv_ps(other, x.b, high)};
+}
+inline Vec zero_below(Vec x, float threshold, Vec y) {
+    const __m256 limit = _mm256_set1_ps(threshold);
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, limit, _CMP_LT_OQ), y.a),
+            _mm256_andnot_ps(_mm256_cmp_ps(x.b, limit, _CMP_LT_OQ), y.b)};
+}
+inline __m256 max_magnitude_half(__m256 x, __m256 y) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x), mask),
+                                                _mm256_and_si256(_mm256_castps_si256(y), mask)));
+}
+inline Vec max_magnitude(Vec x, Vec y) { return {max_magnitude_half(x.a, y.a), max_magnitude_half(x.b, y.b)}; }
+
+#else
+
+struct Vec {
+    float v[kLanes];
+};
+#define OUTRIDER_LANES(expression)               \
+    Vec out;                                     \
+    for (int i = 0; i < kLanes; ++i) out.v[i] = (expression); \
+    return out
+inline Vec load(const float* p) { OUTRIDER_LANES(p[i]); }
+inline void store(float* p, const Vec& a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = a.v[i];
+}
+inline Vec splat(float x) { OUTRIDER_LANES(x); }
+inline Vec operator+(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] + b.v[i]); }
+inline Vec operator-(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] - b.v[i]); }
+inline Vec operator*(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] * b.v[i]); }
+inline Vec operator/(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] / b.v[i]); }
+// Two roundings where the processor has no fused multiply-add: other bits than AVX2's, the same for every row.
+inline Vec fma(const Vec& a, const Vec& b, const Vec& c) { OUTRIDER_LANES(a.v[i] * b.v[i] + c.v[i]); }
+inline Vec max(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+inline Vec min(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+inline Vec round_even(const Vec& a) { OUTRIDER_LANES(__builtin_rintf(a.v[i])); }
+inline Vec load_half(const uint16_t* p) { OUTRIDER_LANES(half_to_float(p[i])); }
+inline void store_half(uint16_t* p, const Vec& a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = float_to_half(a.v[i]);
+}
+inline Vec load_bfloat(const uint16_t* p) { OUTRIDER_LANES(bfloat_to_float(p[i])); }
+inline void store_codes(int8_t* p, const Vec& a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = a.v[i] == a.v[i] ? int8_t(int32_t(a.v[i])) : int8_t(0);
+}
+inline Vec exp2_whole(const Vec& n) { OUTRIDER_LANES(bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23)); }
+inline Vec keep_first(const Vec& a, int count, float fill) { OUTRIDER_LANES(i < count ? a.v[i] : fill); }
+inline Vec zero_below(const Vec& a, float threshold, const Vec& b) { OUTRIDER_LANES(a.v[i] < threshold ? 0.0f : b.v[i]); }
+inline float max_magnitude_lane(float a, float b) {
+    const uint32_t x = float_to_bits(a) & 0x7fffffff, y = float_to_bits(b) & 0x7fffffff;
+    return bits_to_float(x > y ? x : y);
+}
+inline Vec max_magnitude(const Vec& a, const Vec& b) { OUTRIDER_LANES(max_magnitude_lane(a.v[i], b.v[i])); }
+#undef OUTRIDER_LANES
+
+#endif
+
+// Reductions pair lanes i and i + 8, then + 4, + 2, + 1, everywhere.
+template <class Combine>
+inline float reduce(Vec a, Combine combine) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lane[i] = combine(lane[i], lane[i + width]);
+    return lane[0];
+}
+inline float sum(Vec a) {
+    return reduce(a, [](float x, float y) { return x + y; });
+}
+inline float largest(Vec a) {
+    return reduce(a, [](float x, float y) { return x > y ? x : y; });
+}
+inline float largest_magnitude(Vec a) {
+    return reduce(a, [](float x, float y) {
+        const uint32_t i = float_to_bits(x) & 0x7fffffff, j = float_to_bits(y) & 0x7fffffff;
+        return bits_to_float(i > j ? i : j);
+    });
+}
+
+// e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a degree-6 Taylor polynomial.
+inline Vec exp(Vec x) {
+    const Vec clamped = min(splat(88.0f), max(splat(-87.3f), x));  // operand order: a NaN in x comes through
+    const Vec n = round_even(clamped * splat(1.44269504f));
+    Vec r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    Vec p = splat(1.0f / 720);
+    p = fma(p, r, splat(1.0f / 120));
+    p = fma(p, r, splat(1.0f / 24));
+    p = fma(p, r, splat(1.0f / 6));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r, splat(1.0f));
+    p = fma(p, r, splat(1.0f));
+    return zero_below(x, -87.3f, p * exp2_whole(n));
+}
+
+}  // namespace
+}  // namespace outrider

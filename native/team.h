@@ -1,0 +1,86 @@
+// A team of threads that runs one job at a time, together, with cheap barriers inside it.
+//
+// Workers spin for a moment after a job, since the next step usually comes at once, then park in the kernel.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace outrider {
+
+class Team {
+public:
+    explicit Team(int threads) : size_(threads) {
+        for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    }
+
+    ~Team() {
+        stopping_ = true;
+        start();
+        for (std::thread& worker : workers_) worker.join();
+    }
+
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    int size() const { return size_; }
+
+    // Runs job(thread index) on every thread of the team, the caller being thread 0, and waits for all.
+    void run(const std::function<void(int)>& job) {
+        job_ = &job;
+        start();
+        job(0);
+        barrier();
+    }
+
+    // Waits until every thread of the running job has come here; what they wrote before is then visible to all.
+    void barrier() {
+        if (size_ == 1) return;
+        const uint32_t round = round_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) pause(spins);
+    }
+
+private:
+    static void pause(int spins) {
+        if (spins % 4096 == 4095) return std::this_thread::yield();  // more threads than processors: let others run
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+
+    void start() {
+        epoch_.fetch_add(1, std::memory_order_release);
+        epoch_.notify_all();
+    }
+
+    void work(int index) {
+        constexpr int kSpins = 20000;  // some 0.2 to 0.4 ms
+        uint32_t seen = 0;
+        for (;;) {
+            for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) pause(spins);
+            epoch_.wait(seen, std::memory_order_acquire);
+            ++seen;
+            if (stopping_) return;
+            (*job_)(index);
+            barrier();
+        }
+    }
+
+    const int size_;
+    std::vector<std::thread> workers_;
+    const std::function<void(int)>* job_ = nullptr;
+    std::atomic<bool> stopping_ = false;
+    alignas(64) std::atomic<uint32_t> epoch_ = 0;
+    alignas(64) std::atomic<int> arrived_ = 0;
+    alignas(64) std::atomic<uint32_t> round_ = 0;
+};
+
+}  // namespace outrider

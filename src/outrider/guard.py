@@ -1,0 +1,140 @@
+"""The engine's side of a drafter: it is untrusted, so what it does wrong is cut off here and costs speed, never text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import index
+
+import numpy as np
+
+from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.request import Request
+from outrider.scheduler import Commit, Work
+from outrider.types import EMPTY, ROOT, Proposal
+
+log = logging.getLogger(__name__)
+
+
+class DrafterGuard:
+    """Leads a drafter through the life of each request; passes on only what is possible, and warns once if it had to.
+
+    known  the requests that the drafter was told of and that are not over, by id.
+    """
+
+    def __init__(self, drafter: Drafter, vocabulary: int) -> None:
+        self._drafter = drafter
+        self._vocabulary = vocabulary
+        self._suspected = False
+        self.known: dict[int, Request] = {}
+
+    def propose(self, batch: Sequence[Work]) -> list[Proposal]:
+        """One proposal per piece of work; EMPTY where none is allowed or none is usable."""
+        for work in batch:
+            if work.request.id not in self.known:
+                self._begin(work.request)
+        proposals = [EMPTY] * len(batch)
+        places = [place for place, work in enumerate(batch) if work.most > 0]
+        if places:
+            with self._distrust():
+                answers = self._drafter.propose([_draft_request(batch[place]) for place in places])
+                if len(answers) != len(places):
+                    raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
+                for place, answer in zip(places, answers, strict=True):
+                    with self._distrust():
+                        proposals[place], fault = sanitise(answer, batch[place].most, self._vocabulary)
+                        if fault:
+                            raise ValueError(fault)
+        return proposals
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Tell the drafter what was committed, and of each request that is over."""
+        for commit in commits:
+            if (emitted := commit.emitted) is None:
+                continue
+            with self._distrust():
+                self._drafter.observe(
+                    Observation(
+                        id=emitted.request.id,
+                        committed=emitted.token_ids,
+                        proposal=commit.proposal,
+                        path=commit.path,
+                    )
+                )
+            if emitted.finish_reason:
+                self.end(emitted.request)
+
+    def end(self, request: Request) -> None:
+        """Let the drafter forget a request, if it ever heard of it."""
+        if self.known.pop(request.id, None):
+            with self._distrust():
+                self._drafter.end(request.id)
+
+    def _begin(self, request: Request) -> None:
+        self.known[request.id] = request
+        with self._distrust():
+            self._drafter.begin(
+                RequestView(
+                    id=request.id,
+                    tokens=request.tokens,
+                    prompt_length=len(request.prompt),
+                    prediction=request.prediction,
+                )
+            )
+
+    @contextmanager
+    def _distrust(self) -> Iterator[None]:
+        """Do without what fails inside."""
+        try:
+            yield
+        except Exception as error:
+            if not self._suspected:
+                self._suspected = True
+                log.warning(
+                    "drafter %s: %s: %s; the text is not affected, and further faults are not reported",
+                    self._drafter.name,
+                    type(error).__name__,
+                    error,
+                )
+
+
+def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, str]:
+    """The first nodes of a proposal, at most `most`, up to the first impossible one; and what is wrong ("": nothing).
+
+    Whether q is a distribution is left to the acceptance rule, which reads all of it anyway. Raises TypeError for a
+    token or parent that is no integer.
+    """
+    count = len(proposal.tokens)
+    if not count == len(proposal.parents) == len(proposal.estimates) == len(proposal.q):
+        return EMPTY, "tokens, parents, estimates and q are not equally long"
+    fault = f"{count} nodes, {most} are allowed" if count > most else ""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for node in range(min(count, most)):
+        token, parent, q = index(proposal.tokens[node]), index(proposal.parents[node]), proposal.q[node]
+        if not 0 <= token < vocabulary:
+            fault = f"token {token}, the vocabulary has 0 to {vocabulary - 1}"
+        elif not ROOT <= parent < node:
+            fault = f"node {node} has parent {parent}, allowed are {ROOT} to {node - 1}"
+        elif q is not None and not (isinstance(q, np.ndarray) and q.dtype == np.float64 and q.shape == (vocabulary,)):
+            fault = f"q of node {node} is no float64 array of {vocabulary} probabilities"
+        else:
+            tokens.append(token)
+            parents.append(parent)
+            continue
+        break
+    kept = len(tokens)
+    estimates, laws = tuple(proposal.estimates[:kept]), tuple(proposal.q[:kept])
+    return Proposal(tuple(tokens), tuple(parents), str(proposal.drafter), estimates, laws), fault
+
+
+def _draft_request(work: Work) -> DraftRequest:
+    request = work.request
+    return DraftRequest(
+        id=request.id,
+        tokens=request.tokens,
+        prompt_length=len(request.prompt),
+        prediction=request.prediction,
+        most=work.most,
+    )

@@ -1,0 +1,1 @@
+"""Runtimes of recorded programs: the native executor, and the NumPy interpreter that is its oracle."""

@@ -1,0 +1,146 @@
+"""A program in NumPy float32, operation by operation: the oracle for every kernel and every model. Slow and plain.
+
+    model = ReferenceModel(program, context_length=..., kv_shape=..., quantise_activations=True)
+
+With `quantise_activations` the inputs of 4- and 8-bit weights are rounded to int8 as the kernels do, so that both agree
+up to the rounding of float sums; without, it is the model that the file describes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outrider.cache import BLOCK, KVCache
+from outrider.models.base import KVShape
+from outrider.program import (
+    Angles,
+    Attention,
+    Embed,
+    Linear,
+    Operation,
+    Program,
+    RMSNorm,
+    Rope,
+    Select,
+    SwiGLU,
+)
+from outrider.types import FloatArray, Output, Rows
+from outrider.weights.gguf import TensorType
+
+GROUP = 32
+QUANTISED = frozenset({TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0})
+
+
+class ReferenceModel:
+    """A `CausalLM` that interprets its program in NumPy."""
+
+    def __init__(
+        self, program: Program, *, context_length: int, kv_shape: KVShape, quantise_activations: bool = True
+    ) -> None:
+        self.program = program
+        self.context_length = context_length
+        self.kv_shape = kv_shape
+        self.vocabulary_size = program.outputs["logits"].width
+        self.quantise_activations = quantise_activations
+        self._floats: dict[str, FloatArray] = {}
+
+    def forward(self, rows: Rows, cache: KVCache) -> Output:
+        """One pass over all rows."""
+        values: dict[int, FloatArray] = {}
+        for operation in self.program.operations:
+            values[operation.out.index] = self._compute(operation, values, rows, cache)
+        outputs = {name: values[buffer.index] for name, buffer in self.program.outputs.items()}
+        logits = outputs.pop("logits")
+        return Output(logits, {int(name.removeprefix("tap.")): value for name, value in outputs.items()})
+
+    def _compute(
+        self, operation: Operation, values: dict[int, FloatArray], rows: Rows, cache: KVCache
+    ) -> FloatArray:
+        match operation:
+            case Embed(weight):
+                return self._matrix(weight.name, operation)[rows.tokens]
+            case RMSNorm(x, norm, epsilon):
+                a = values[x.index]
+                mean = np.mean(a * a, axis=1, keepdims=True, dtype=np.float32)
+                return (a / np.sqrt(mean + np.float32(epsilon)) * norm).astype(np.float32)
+            case Linear(x, weights, bias, residual):
+                a = values[x.index]
+                parts = []
+                for weight in weights:
+                    rounded = self.quantise_activations and weight.type in QUANTISED
+                    b = quantise(a) if rounded else a
+                    parts.append(b @ self._matrix(weight.name, operation).T)
+                y = np.concatenate(parts, axis=1)
+                y = y if bias is None else y + bias
+                return y if residual is None else y + values[residual.index]
+            case Angles(frequencies):
+                angle = rows.positions[:, None].astype(np.float64) * np.array(frequencies)
+                return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+            case Rope(x, angles, heads, head_dim, interleaved):
+                return rotate(values[x.index], values[angles.index], heads, head_dim, interleaved)
+            case Attention():
+                return attend(operation, values[operation.qk.index], values[operation.v.index], rows, cache)
+            case SwiGLU(gate_up):
+                gate, up = np.split(values[gate_up.index], 2, axis=1)
+                return gate / (np.float32(1) + np.exp(-gate)) * up
+            case Select(x):
+                return values[x.index][rows.wanted]
+
+    def _matrix(self, name: str, operation: Embed | Linear) -> FloatArray:
+        if name not in self._floats:
+            weights = (operation.weight,) if isinstance(operation, Embed) else operation.weights
+            self._floats[name] = next(weight for weight in weights if weight.name == name).floats()
+        return self._floats[name]
+
+
+def quantise(x: FloatArray) -> FloatArray:
+    """x rounded to 255 levels per row and group of 32, symmetric about zero: the values that the int8 codes stand for."""
+    groups = x.reshape(len(x), -1, GROUP)
+    magnitude = np.abs(groups).max(axis=2, keepdims=True)
+    inverse = np.divide(np.float32(127), magnitude, out=np.zeros_like(magnitude), where=magnitude > 0)
+    codes = np.rint(groups * inverse)
+    return (codes * (magnitude / np.float32(127))).reshape(x.shape)
+
+
+def rotate(x: FloatArray, angles: FloatArray, heads: int, head_dim: int, interleaved: bool) -> FloatArray:
+    """The first `heads` heads of x [rows, width], rotated by angles [rows, cosines then sines]."""
+    half = angles.shape[1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    a = x[:, : heads * head_dim].reshape(len(x), heads, head_dim)
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    out = a.copy()
+    out[:, :, first] = a[:, :, first] * cos - a[:, :, second] * sin
+    out[:, :, second] = a[:, :, first] * sin + a[:, :, second] * cos
+    return out.reshape(len(x), heads * head_dim)
+
+
+def path_slots(rows: Rows, row: int) -> list[int]:
+    """The KV slots that a row reads, position by position, its own last."""
+    table = rows.tables[rows.requests[row]]
+    stored = min(rows.positions[row] + 1, rows.tail_starts[row])
+    slots = [int(table[p // BLOCK]) * BLOCK + p % BLOCK for p in range(stored)]
+    tail = rows.tail_slots[rows.tail_offsets[row] : rows.tail_offsets[row + 1]]
+    return slots + [int(slot) for slot in tail[: rows.positions[row] + 1 - stored]]
+
+
+def attend(operation: Attention, qk: FloatArray, v: FloatArray, rows: Rows, cache: KVCache) -> FloatArray:
+    """Writes the rows' keys and values into the cache (float16), then softmax attention along each row's path."""
+    heads, kv_heads, head_dim = operation.heads, operation.kv_heads, operation.head_dim
+    keys, values = cache.keys.view(np.float16)[operation.layer], cache.values.view(np.float16)[operation.layer]
+    new_keys = qk[:, heads * head_dim :].reshape(-1, kv_heads, head_dim)
+    new_values = v[:, operation.value_column :][:, : kv_heads * head_dim].reshape(-1, kv_heads, head_dim)
+    blocks, offsets = np.divmod(rows.slots, BLOCK)
+    with np.errstate(over="ignore"):
+        keys[blocks, :, :, offsets] = new_keys
+        values[blocks, :, offsets, :] = new_values
+    queries = qk[:, : heads * head_dim].reshape(-1, kv_heads, heads // kv_heads, head_dim)
+    out = np.empty((len(qk), heads * head_dim), np.float32)
+    for row in range(len(qk)):
+        block, offset = np.divmod(np.array(path_slots(rows, row)), BLOCK)
+        k = keys[block, :, :, offset].astype(np.float32)  # [positions, kv_heads, head_dim]
+        w = values[block, :, offset, :].astype(np.float32)
+        scores = np.einsum("kgd,tkd->kgt", queries[row], k) * np.float32(operation.scale)
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        out[row] = np.einsum("kgt,tkd->kgd", weights, w).reshape(-1)
+    return out

@@ -1,0 +1,45 @@
+"""How many threads to use: what this process may really use, not what the machine has."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from outrider.errors import RequestError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def default_threads() -> int:
+    """The number in OUTRIDER_THREADS, or else the processors of this process's affinity, capped by its cgroup quota."""
+    text = os.environ.get("OUTRIDER_THREADS")
+    if text is not None:
+        if not text.isascii() or not text.isdigit():
+            raise RequestError(f"OUTRIDER_THREADS is {text!r}, expected a whole number of at least 1")
+        return checked_threads(int(text), "OUTRIDER_THREADS")
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(_CGROUP)
+    return max(1, min(affinity, math.ceil(quota)) if quota is not None else affinity)
+
+
+def checked_threads(threads: int, name: str = "threads") -> int:
+    """`threads` if it is a possible number; RequestError names it otherwise."""
+    if not 1 <= threads <= 1024:
+        raise RequestError(f"{name} is {threads}, expected 1 to 1024")
+    return threads
+
+
+def _cgroup_quota(root: Path) -> float | None:
+    """Processors' worth of time that the control group (version 2, or 1) allows; None where there is no limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = (root / "cpu/cpu.cfs_quota_us").read_text()
+        period = (root / "cpu/cpu.cfs_period_us").read_text()
+        return None if int(quota) <= 0 else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None

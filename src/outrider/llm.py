@@ -1,0 +1,278 @@
+"""The public API: a target and its drafters, loaded once, and texts from them.
+
+    llm = LLM("smollm2")
+    completion = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], SamplingParams(max_tokens=100))
+    completions = llm.generate(["Once upon a time", "def fibonacci(n):"])
+    for emitted in llm.stream("Once upon a time"):
+        print(emitted.text, end="")
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider import drafters
+from outrider.cache import BLOCK, KVCache
+from outrider.engine import Engine
+from outrider.errors import RequestError
+from outrider.kernels.native import NativeModel
+from outrider.models import record
+from outrider.models.base import KVShape
+from outrider.policy.ladder import Ladder
+from outrider.request import Emitted, Request
+from outrider.sampling import Logprobs, SamplingParams
+from outrider.tokenizer import Detokeniser, Message, Tokenizer
+from outrider.types import FinishReason
+from outrider.weights import hub
+from outrider.weights.gguf import GGUF
+
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A raw text, token ids, or the messages of a conversation, which go through the model's chat template."""
+
+DEFAULT_MODEL = "smollm2"
+SPECULATIONS = ("ngram", "off")
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished text and how it came about.
+
+    token_ids           all committed tokens, the end-of-text token included.
+    finish_reason       "stop", "length", "cancelled", or "error" with the cause in `error`.
+    drafters            names of the drafters whose proposals the target checked.
+    steps               forward passes of the target that committed tokens.
+    drafted, accepted   drafted tokens that the target checked, and those of them that are in the text.
+    time_to_first_token, duration   seconds since the request was submitted.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    logprobs: tuple[Logprobs, ...]
+    drafters: tuple[str, ...]
+    steps: int
+    drafted: int
+    accepted: int
+    time_to_first_token: float
+    duration: float
+    error: Exception | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of committed tokens."""
+        return len(self.token_ids)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Committed tokens per step; 0 where there was no step."""
+        return self.completion_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of the drafted tokens; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens after those of the first step, per second since then; 0 where there are none."""
+        seconds = self.duration - self.time_to_first_token
+        return (self.completion_tokens - 1) / seconds if seconds > 0 and self.completion_tokens > 1 else 0.0
+
+
+class LLM:
+    """A target model ready to write. Several requests run in one batch; methods may be called from several threads."""
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        speculation: str = "ngram",
+        context_length: int | None = None,
+        kv_tokens: int | None = None,
+        max_batch: int = 8,
+        max_draft: int = 8,
+        threads: int | None = None,
+        progress: hub.ProgressCallback | None = None,
+    ) -> None:
+        """Load a model.
+
+        model           an alias such as "smollm2", fetched on first use, or the path of a .gguf file.
+        speculation     "ngram": draft by prompt lookup; "off": decode plainly. The text is the same.
+        context_length  the most tokens of prompt and output; None: the model's own, which is also the most.
+        kv_tokens       positions that the KV cache holds, of all requests together; None: four full contexts, or as
+                        many as fit in a quarter of the machine's memory, but at least one full context.
+        max_batch       requests that are decoded together; others wait.
+        max_draft       most tokens drafted for a request in a step.
+        threads         None: OUTRIDER_THREADS, or what the process may use.
+        progress        told of a download's progress.
+
+        Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
+        """
+        if speculation not in SPECULATIONS:
+            raise RequestError(f"speculation={speculation!r} is not possible; allowed: {', '.join(SPECULATIONS)}")
+        self.path = hub.resolve(model, progress=progress)
+        gguf = GGUF.open(self.path)
+        recorded = record(gguf)
+        self.name = str(model)
+        self.speculation = speculation
+        self.tokenizer = Tokenizer.from_metadata(gguf.metadata, str(self.path))
+        self.context_length = _context(context_length, recorded.context_length)
+        self.model = NativeModel(
+            recorded.program, context_length=self.context_length, kv_shape=recorded.kv_shape, threads=threads
+        )
+        cache = KVCache(recorded.kv_shape, _kv_blocks(kv_tokens, self.context_length, recorded.kv_shape))
+        names = () if speculation == "off" else ("prediction", speculation)
+        self.engine = Engine(
+            self.model,
+            cache,
+            Ladder([drafters.create(name) for name in names]),
+            eos_ids=self.tokenizer.eos_ids,
+            make_detokeniser=lambda: Detokeniser(self.tokenizer),
+            max_batch=max_batch,
+            max_draft=max_draft,
+            debug=os.environ.get("OUTRIDER_DEBUG", "") not in ("", "0"),
+        )
+        self._lock = threading.Lock()
+        self._inboxes: dict[int, deque[Emitted]] = {}
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams = GREEDY,
+        *,
+        prediction: str = "",
+    ) -> list[Completion]:
+        """The completions of the prompts, in their order; a single text gives a list of one.
+
+        prediction  text that the caller expects as output, in part or whole: it makes a good guess fast, and changes
+                    nothing else.
+        """
+        texts: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        completions = dict(self.generate_each(texts, params, prediction=prediction))
+        return [completions[i] for i in range(len(texts))]
+
+    def generate_each(
+        self, prompts: Sequence[Prompt], params: SamplingParams = GREEDY, *, prediction: str = ""
+    ) -> Iterator[tuple[int, Completion]]:
+        """As `generate`, but each completion with its prompt's index as soon as it is finished."""
+        requests = [self.request(prompt, params, prediction=prediction) for prompt in prompts]
+        index = {request.id: i for i, request in enumerate(requests)}
+        for emitted in self.run(requests):
+            if emitted.finish_reason is not None:
+                yield index[emitted.request.id], completion(emitted.request)
+
+    def chat(
+        self, messages: Sequence[Message], params: SamplingParams = GREEDY, *, prediction: str = ""
+    ) -> Completion:
+        """The model's next message in a conversation."""
+        return self.generate([messages], params, prediction=prediction)[0]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, prediction: str = ""
+    ) -> Iterator[Emitted]:
+        """What each step adds to one text, as it comes. Closing the iterator cancels the request.
+
+        The last item carries a finish reason; `completion(item.request)` then sums the request up.
+        """
+        return self.run([self.request(prompt, params, prediction=prediction)])
+
+    def request(self, prompt: Prompt, params: SamplingParams = GREEDY, *, prediction: str = "") -> Request:
+        """A request for `run`. Raises RequestError if the prompt is neither text, token ids, nor messages."""
+        expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
+        return Request(self.encode(prompt), params, prediction=tuple(expected))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        messages = [item for item in prompt if isinstance(item, dict)]
+        ids = [item for item in prompt if isinstance(item, int)]
+        if len(messages) == len(prompt) > 0:
+            return self.tokenizer.encode_chat(messages)
+        if len(ids) == len(prompt):
+            return ids
+        raise RequestError(f"prompt {prompt!r:.80} is mixed; expected a text, token ids, or a list of messages")
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Emitted]:
+        """Runs requests to their ends and yields what each step adds to them; others may run beside them.
+
+        However the iteration ends, by exhaustion, an error or by being closed, the requests are over afterwards.
+        """
+        inbox: deque[Emitted] = deque()
+        unfinished: set[int] = set()
+        try:
+            with self._lock:
+                for request in requests:
+                    self.engine.submit(request)
+                    self._inboxes[request.id] = inbox
+                    unfinished.add(request.id)
+            while unfinished:
+                while not inbox:
+                    with self._lock:
+                        if not inbox:  # another thread's step may have filled it
+                            self._step()
+                emitted = inbox.popleft()
+                if emitted.finish_reason is not None:
+                    unfinished.discard(emitted.request.id)
+                yield emitted
+        finally:
+            with self._lock:
+                for request in requests:
+                    self._inboxes.pop(request.id, None)
+                    if request.id in unfinished:
+                        self.engine.cancel(request)
+                self.engine.drop_cancelled()
+
+    def _step(self) -> None:
+        for emitted in self.engine.step():
+            inbox = self._inboxes.get(emitted.request.id)
+            if inbox is not None:
+                inbox.append(emitted)
+
+
+def completion(request: Request) -> Completion:
+    """The sum of a finished request."""
+    if request.finish_reason is None:
+        raise RequestError(f"request {request.id} is not finished")
+    timings, stats = request.timings, request.stats
+    submitted, finished = timings.submitted or 0.0, timings.finished or 0.0
+    first = timings.first_token if timings.first_token is not None else finished
+    return Completion(
+        text=request.text,
+        token_ids=tuple(request.output),
+        finish_reason=request.finish_reason,
+        prompt_tokens=len(request.prompt),
+        logprobs=tuple(request.logprobs),
+        drafters=tuple(request.drafters),
+        steps=stats.steps,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        time_to_first_token=first - submitted,
+        duration=finished - submitted,
+        error=request.error,
+    )
+
+
+def _context(wanted: int | None, most: int) -> int:
+    if wanted is None:
+        return most
+    if not 2 <= wanted <= most:
+        raise RequestError(f"context_length={wanted} is not possible; allowed: 2 to {most}, the model's own")
+    return wanted
+
+
+def _kv_blocks(kv_tokens: int | None, context: int, shape: KVShape) -> int:
+    if kv_tokens is None:
+        per_token = 2 * shape.layers * shape.heads * shape.head_dim * 2
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        kv_tokens = max(context, min(4 * context, memory // 4 // per_token))
+    elif kv_tokens < BLOCK:
+        raise RequestError(f"kv_tokens={kv_tokens} is not possible; allowed: {BLOCK} or more")
+    return -(-kv_tokens // BLOCK)

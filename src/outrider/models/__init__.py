@@ -1,0 +1,26 @@
+"""Model families: one short file each, named after the architecture that its model files declare."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from outrider.errors import UnsupportedModelError
+from outrider.models.base import Recorded
+from outrider.weights.gguf import GGUF
+
+
+def record(gguf: GGUF) -> Recorded:
+    """The program of a model file, recorded by the file of this folder that its architecture names.
+
+    Raises UnsupportedModelError where there is none.
+    """
+    architecture = gguf.text("general.architecture")
+    known = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    if architecture not in known:
+        raise UnsupportedModelError(
+            f"{gguf.path}: field 'general.architecture' is {architecture[:60]!r}, this version supports "
+            f"{', '.join(known)}"
+        )
+    recorded: Recorded = importlib.import_module(f"outrider.models.{architecture}").record(gguf)
+    return recorded

@@ -1,0 +1,93 @@
+"""Random numbers as a pure function of what they are for: no stream, no state, nothing that a batch could shift.
+
+A `Noise` says where in which text a draw happens; its methods hash that, with a purpose, into uniform or exponential
+numbers (the finaliser of SplitMix64, Steele et al. 2014, used as a counter-based generator).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.types import DoubleArray
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a number is drawn for; two purposes never share a number."""
+
+    ACCEPT = 0  # rejection: whether a drafted token is accepted
+    RESIDUAL = 1  # rejection: the token after the accepted path
+    TARGET = 2  # coupled: the target's own draw, which a coupled drafter imitates
+    DRAFT = 3  # a drafter's draw under rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The random numbers of one output position of one text.
+
+    seed       of the request; any integer of 64 bits, signed or not.
+    choice     index of the text among the texts of the request.
+    position   index of the output token that is drawn (0: the first after the prompt).
+    committed  output tokens committed when the step began. Rejection looks at later draws before it settles earlier
+               ones, so `uniform` is keyed by it too: a draw that was looked at must not serve again.
+    """
+
+    seed: int
+    choice: int = 0
+    position: int = 0
+    committed: int = 0
+
+    def ahead(self, tokens: int) -> Noise:
+        """The noise `tokens` output positions later in the same step."""
+        return replace(self, position=self.position + tokens) if tokens else self
+
+    def uniform(self, purpose: Purpose, sibling: int = 0) -> float:
+        """A number in the open interval (0, 1), keyed by every field, the purpose and the sibling."""
+        return ((self._state(purpose, sibling, self.committed) >> 12) + 0.5) * 2.0**-52
+
+    def uniforms(self, purpose: Purpose, ids: npt.NDArray[np.int64]) -> DoubleArray:
+        """One number in (0, 1) per token id; float64, [len(ids)].
+
+        Keyed by (seed, choice, position, purpose, id), not by `committed`: the number of an id is the same in
+        whichever step, and whatever other ids are asked for.
+        """
+        state = ids.astype(np.uint64)
+        state *= np.uint64(_GOLDEN)
+        state += np.uint64(self._state(purpose, 0, 0))
+        for shift, factor in ((30, _FIRST), (27, _SECOND)):
+            state ^= state >> np.uint64(shift)
+            state *= np.uint64(factor)
+        state ^= state >> np.uint64(31)
+        # 52 bits and a half: with 53 the largest would round to 1.
+        state >>= np.uint64(12)
+        numbers = state.astype(np.float64)
+        numbers += 0.5
+        numbers *= 2.0**-52
+        return numbers
+
+    def exponentials(self, purpose: Purpose, ids: npt.NDArray[np.int64]) -> DoubleArray:
+        """Independent Exp(1) noise per token id, keyed as `uniforms`; float64, [len(ids)].
+
+        argmin(exponentials / p) is a draw from p, and -log(exponentials) is standard Gumbel noise.
+        """
+        return -np.log(self.uniforms(purpose, ids))
+
+    def _state(self, purpose: Purpose, sibling: int, committed: int) -> int:
+        state = 0
+        for part in (self.seed, self.choice, self.position, purpose, sibling, committed):
+            state = _mix((state ^ (part & _MASK)) + _GOLDEN & _MASK)
+        return state
+
+
+def _mix(state: int) -> int:
+    state = (state ^ (state >> 30)) * _FIRST & _MASK
+    state = (state ^ (state >> 27)) * _SECOND & _MASK
+    return state ^ (state >> 31)

@@ -1,0 +1,279 @@
+"""Who takes part in a step, with how many rows, and what is committed after it.
+
+`schedule` admits, preempts and shares out the rows of a step; `advance` is the one place where a text grows or ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.cache import BLOCK, KVCache, KVSequence
+from outrider.errors import OutriderError, RequestError
+from outrider.request import Detokeniser, Emitted, Piece, Request
+from outrider.sampling import Logprobs
+from outrider.types import FinishReason, Proposal, Source
+from outrider.verify import rule
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The part of a request in one step: its committed tokens start .. end - 1, then a proposal of at most `most` nodes.
+
+    wanted  the stretch reaches the last committed token, so the step commits at least one token more.
+    """
+
+    request: Request
+    start: int
+    end: int
+    most: int
+    wanted: bool
+
+    @property
+    def sequence(self) -> KVSequence:
+        """Where the request's KV is."""
+        return self.request.kv
+
+    @property
+    def tokens(self) -> list[int]:
+        """The stretch."""
+        return self.request.tokens[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What verification gives one request: tokens to commit unless the request stops before, and where each is from.
+
+    path      the accepted nodes, root to leaf; tokens are theirs, and one more.
+    logprobs  one entry per token, or none at all.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sources: tuple[Source, ...]
+    logprobs: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one step made of one piece of work: accepted nodes, and what was committed of the run (None: no run)."""
+
+    work: Work
+    proposal: Proposal
+    path: tuple[int, ...]
+    emitted: Emitted | None
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The nodes whose KV is committed: those of all committed tokens but the last, the next step's root."""
+        return self.path[: max(len(self.emitted.token_ids) - 1, 0)] if self.emitted else ()
+
+
+class Scheduler:
+    """Waiting requests in order of arrival, running ones oldest first, and the commit point.
+
+    context_length, vocabulary_size  of the target.
+    max_batch                        most requests that run together.
+    chunk                            rows per step: decoding requests and their drafts first, then prompts.
+    max_draft                        most drafted nodes per request and step.
+
+    However small the chunk is, each decoding request gets its row, and the oldest prompt makes progress.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        context_length: int,
+        vocabulary_size: int,
+        eos_ids: Sequence[int],
+        max_batch: int,
+        chunk: int,
+        max_draft: int,
+    ) -> None:
+        for name, value, least in (("max_batch", max_batch, 1), ("chunk", chunk, 1), ("max_draft", max_draft, 0)):
+            if value < least:
+                raise RequestError(f"{name}={value} is not possible; allowed: {least} or more")
+        self._cache = cache
+        self._context_length = context_length
+        self._vocabulary_size = vocabulary_size
+        self._eos_ids = frozenset(eos_ids)
+        self._max_batch = max_batch
+        self._chunk = chunk
+        self._max_draft = max_draft
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def submit(self, request: Request, detokeniser: Detokeniser) -> None:
+        """Queue a request. Raises RequestError if it could never run; then nothing has changed."""
+        prompt, params = request.tokens, request.params
+        if request.timings.submitted is not None:
+            raise RequestError(f"request {request.id} was submitted before; make a new one for each text")
+        if not prompt:
+            raise RequestError("the prompt is empty; expected at least one token")
+        for token in prompt:
+            if not (isinstance(token, int) and 0 <= token < self._vocabulary_size):
+                raise RequestError(f"prompt: {token!r} is no token id; expected 0 to {self._vocabulary_size - 1}")
+        if len(prompt) >= self._context_length:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens; the context of {self._context_length} leaves room for at most "
+                f"{self._context_length - 1} and one token of output"
+            )
+        limit = self._context_length
+        if params.max_tokens is not None:
+            limit = min(limit, len(prompt) + params.max_tokens)
+        if limit - 1 > self._cache.positions:  # the last token's KV is never needed
+            raise RequestError(
+                f"the prompt of {len(prompt)} tokens and up to {limit - len(prompt)} of output need {limit - 1} "
+                f"positions; the KV cache has {self._cache.positions}: lower max_tokens, or make the cache larger"
+            )
+        request.limit = limit
+        request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        request.verify = rule(params.rule)
+        request.detokeniser = detokeniser
+        request.timings.submitted = time.perf_counter()
+        self.waiting.append(request)
+
+    def __contains__(self, request: Request) -> bool:
+        """Whether the request waits or runs."""
+        return request in self.running or request in self.waiting
+
+    def schedule(self) -> list[Work]:
+        """The work of the next step; none if there is no request.
+
+        Rows go to decoding requests, to their drafts in equal shares, and to prompts, oldest first. When KV runs
+        short, drafts shrink first; then the youngest running request gives way; then admission waits.
+        """
+        self._preempt()
+        self._admit()
+        decoding = [request for request in self.running if request.uncomputed == 1]
+        prefilling = [request for request in self.running if request.uncomputed > 1]
+        rows = max(self._chunk - len(decoding), 0)
+        drafts = []
+        for place, request in enumerate(decoding):
+            drafts.append(min(self._max_draft, request.left - 1, rows // (len(decoding) - place)))
+            rows -= drafts[-1]
+
+        free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in decoding)
+        rows = max(rows, 1)
+        prompts = []
+        for request in prefilling:
+            start = request.kv.length
+            count, free = self._fit(start, min(request.uncomputed, rows), free)
+            rows -= count
+            if count:
+                end = start + count
+                prompts.append(Work(request, start, end, most=0, wanted=end == len(request.tokens)))
+        batch = []
+        for request, wish in zip(decoding, drafts, strict=True):
+            end = len(request.tokens)
+            most, free = self._fit(end, wish, free)
+            batch.append(Work(request, end - 1, end, most, wanted=True))
+        return batch + prompts
+
+    def advance(
+        self, batch: Sequence[Work], proposals: Sequence[Proposal], runs: Sequence[Run | Exception | None]
+    ) -> list[Commit]:
+        """The one commit point: each run's tokens are committed one by one, up to where the request ends.
+
+        Tokens, text, log-probabilities, counts and finish reasons change here and nowhere else. An exception in place
+        of a run ends that request alone; None is work whose logits were not wanted.
+        """
+        commits = []
+        for work, proposal, run in zip(batch, proposals, runs, strict=True):
+            if run is None:
+                commits.append(Commit(work, proposal, (), None))
+            elif isinstance(run, Exception):
+                work.request.error = run
+                commits.append(Commit(work, proposal, (), self.finish(work.request, "error")))
+            else:
+                commits.append(Commit(work, proposal, run.path, self._walk(work.request, proposal, run)))
+        return commits
+
+    def finish(self, request: Request, reason: FinishReason) -> Emitted:
+        """End a request that runs or waits; its KV stays until `settle`. Returns the last that is emitted of it."""
+        tail = self._end(request, reason)
+        return Emitted(request, (Piece(tail, "plain"),) if tail else (), (), reason)
+
+    def settle(self, requests: Sequence[Request]) -> None:
+        """Free what was reserved and not committed, and everything of requests that are over."""
+        for request in requests:
+            if request.finish_reason is None:
+                self._cache.trim(request.kv)
+            else:
+                self._cache.release(request.kv)
+
+    def _walk(self, request: Request, proposal: Proposal, run: Run) -> Emitted:
+        """Commit a run, token by token, up to the first stop id, stop string or limit."""
+        reason: FinishReason | None = None
+        pieces = []
+        begin = len(request.tokens)
+        for place, (token, source) in enumerate(zip(run.tokens, run.sources, strict=True)):
+            stop = token in request.stop_ids  # such a token counts, but adds no text
+            try:
+                text = "" if stop else request.matcher.push(request.detokeniser.push(token))
+            except OutriderError as error:  # the model has more ids than the tokenizer, and chose one of them
+                request.error, reason = error, "error"
+                break
+            request.tokens.append(token)
+            if run.logprobs:
+                request.logprobs.append(run.logprobs[place])
+            if text:
+                pieces.append(Piece(text, source))
+            if stop or request.matcher.stopped:
+                reason = "stop"
+                break
+            if request.left == 0:
+                reason = "length"
+                break
+        committed = request.tokens[begin:]
+        request.pieces += [piece.text for piece in pieces]
+        stats = request.stats
+        stats.steps += 1
+        stats.drafted += len(proposal)
+        stats.accepted += min(len(run.path), len(committed))
+        if proposal and proposal.drafter not in request.drafters:
+            request.drafters.append(proposal.drafter)
+        if committed and request.timings.first_token is None:
+            request.timings.first_token = time.perf_counter()
+        if reason and (tail := self._end(request, reason)):
+            pieces.append(Piece(tail, source))
+        return Emitted(request, tuple(pieces), tuple(committed), reason)
+
+    def _end(self, request: Request, reason: FinishReason) -> str:
+        """Take a request out and note why; returns the text that was still held back."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        request.finish_reason = reason
+        request.timings.finished = time.perf_counter()
+        matcher = request.matcher
+        tail = "" if matcher.stopped else matcher.push(request.detokeniser.flush()) + matcher.flush()
+        request.pieces.append(tail)
+        return tail
+
+    def _preempt(self) -> None:
+        """Until each running request can compute one row more: the youngest gives up its KV and waits, first in line.
+
+        A request alone always can: `submit` took care of that.
+        """
+        while self._cache.pool.free < sum(self._cache.missing(r.kv, r.kv.length + 1) for r in self.running):
+            request = self.running.pop()
+            self._cache.release(request.kv)
+            request.stats.preemptions += 1
+            self.waiting.appendleft(request)
+
+    def _admit(self) -> None:
+        """Let waiting requests in while their committed tokens fit beside those of the running ones."""
+        free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in self.running)
+        while self.waiting and len(self.running) < self._max_batch:
+            free -= self._cache.blocks_for(len(self.waiting[0].tokens))
+            if free < 0:
+                break
+            self.running.append(self.waiting.popleft())
+
+    def _fit(self, positions: int, rows: int, free: int) -> tuple[int, int]:
+        """How many of `rows` fit after `positions` with `free` more blocks; and how many blocks are free then."""
+        held = self._cache.blocks_for(positions)
+        rows = min(rows, (held + free) * BLOCK - positions)
+        return rows, free - (self._cache.blocks_for(positions + rows) - held)

@@ -1,0 +1,114 @@
+"""Text to token ids and back, by the tokenizer in a GGUF file, and conversations to prompts by its chat template.
+
+tokenizer = Tokenizer.from_metadata(GGUF.open(path).metadata, path.name)
+tokens = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+
+import tokenizers
+
+from outrider.errors import ModelFileError, RequestError, UnsupportedModelError
+from outrider.tokenizer.bpe import Vocabulary, build_encoder, read_vocabulary
+from outrider.tokenizer.detokeniser import Detokeniser
+from outrider.tokenizer.template import ChatTemplate, Message
+
+__all__ = ["Detokeniser", "Message", "Tokenizer"]
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable as far as a caller can see; may be shared by threads.
+
+    bos_id   the token that starts a text, if the file names one.
+    eos_ids  the tokens that end an answer: the file's own first, then those known by name (`<|im_end|>`, ...);
+             possibly none.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, chat_template: str | None, source: str) -> None:
+        self._vocabulary = vocabulary
+        self._encoder: tokenizers.Tokenizer = build_encoder(vocabulary, source)
+        self._bytes: list[bytes | None] = [None] * len(vocabulary.tokens)
+        self._chat_template = chat_template
+        self._source = source
+        self.bos_id = vocabulary.specials.get("bos")
+        self.eos_ids = vocabulary.eos_ids
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
+        """The tokenizer in a GGUF file's metadata; `source` names the file in messages.
+
+        Raises ModelFileError if a field is missing or wrong, UnsupportedModelError if the file needs another kind of
+        tokenizer; a missing or broken chat template is an error only when it is used.
+        """
+        template = metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise ModelFileError(f"{source}: tokenizer.chat_template is a {type(template).__name__}; expected a string")
+        return cls(read_vocabulary(metadata, source), template, source)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids: 0 .. vocabulary_size - 1."""
+        return len(self._bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`, raw prompt and rendered chat alike.
+
+        Special tokens written in the text (`<|im_start|>`) are read as such, the default of Hugging Face and of
+        llama.cpp's server. With `add_special_tokens`, BOS is put in front if the model wants one and the text does not
+        itself start with it. As in both those implementations, bytes that the vocabulary lacks are dropped (the default
+        model lacks a few control characters and two lead bytes of unassigned planes).
+
+        Raises RequestError if `text` holds half a surrogate pair, which no UTF-8 text can.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            where = f"U+{ord(text[error.start]):04X} at character {error.start}"
+            raise RequestError(f"the text holds a lone surrogate, {where}; expected valid Unicode") from error
+        tokens: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        if add_special_tokens and self._vocabulary.add_bos and self.bos_id is not None and tokens[:1] != [self.bos_id]:
+            tokens.insert(0, self.bos_id)
+        return tokens
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of `tokens`, control tokens left out; invalid UTF-8 becomes U+FFFD. RequestError for unknown ids."""
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text, possibly only a part of a character; b"" for control tokens.
+
+        Raises RequestError if `token` is not in 0 .. vocabulary_size - 1.
+        """
+        if not 0 <= token < len(self._bytes):
+            raise RequestError(
+                f"token id {token} is not in the vocabulary of {self._source}: 0 to {len(self._bytes) - 1}"
+            )
+        known = self._bytes[token]
+        if known is None:
+            known = self._bytes[token] = self._vocabulary.bytes_of(token)
+        return known
+
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt that the model's chat template makes of `messages`; see `ChatTemplate.render` for errors.
+
+        Raises UnsupportedModelError if the file has no chat template.
+        """
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of the rendered conversation, open for the assistant's answer, with BOS at most once in front."""
+        return self.encode(self.render_chat(messages))
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._chat_template is None:
+            raise UnsupportedModelError(
+                f"{self._source}: tokenizer.chat_template is missing; only raw prompts are possible"
+            )
+        special_tokens = {
+            f"{name}_token": self._vocabulary.tokens[token] for name, token in self._vocabulary.specials.items()
+        }
+        return ChatTemplate(self._chat_template, self._source, special_tokens)

@@ -1,0 +1,27 @@
+"""Acceptance rules, one pure function `verify` per file; the file name is the registry.
+
+`rule("greedy")(logits, proposal, params, noise)` says which drafted tokens are accepted and which token follows.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+from outrider.errors import RequestError
+from outrider.verify.base import Verify
+
+__all__ = ["Verify", "available", "rule"]
+
+
+def available() -> list[str]:
+    """Names of the acceptance rules."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+
+
+def rule(name: str) -> Verify:
+    """The acceptance rule of that name. Raises RequestError if there is none."""
+    if name not in available():
+        raise RequestError(f"acceptance rule {name!r} does not exist; available: {', '.join(available())}")
+    verify: Verify = import_module(f"{__name__}.{name}").verify
+    return verify

@@ -1,0 +1,62 @@
+"""Speculative sampling (Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1), for chains and trees.
+
+Siblings are tried in order, each against what its elder siblings left of the target's law (recursive rejection, as in
+SpecInfer, Miao et al. 2023, arXiv 2305.09781, Algorithm 2).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from outrider.randomness import Noise, Purpose
+from outrider.sampling import Distribution, SamplingParams, distribution
+from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Proposal
+
+
+def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise) -> Outcome:
+    """A text with the target's law, if each node was drawn from its q, or chosen without chance (q None).
+
+    A sibling drawn without replacement has as q the law without its elder siblings. See `Verify` for the arguments.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        law = distribution(logits[node + 1], params)
+        here = noise.ahead(len(path))
+        for sibling, child in enumerate(proposal.children(node)):
+            token, q = proposal.tokens[child], proposal.q[child]
+            if q is not None and not _could_draw(q, token, logits.shape[1]):
+                continue  # a broken drafter: the node counts as not proposed
+            likelihood = 1.0 if q is None else float(q[token])
+            if here.uniform(Purpose.ACCEPT, sibling) * likelihood < law.probability(token):  # min(1, p / q)
+                break
+            law = residual(law, token, q)
+        else:
+            return Outcome(tuple(path), law.draw(here.uniform(Purpose.RESIDUAL)))
+        path.append(child)
+        node = child
+
+
+def residual(law: Distribution, token: int, q: DoubleArray | None) -> Distribution:
+    """norm(max(0, p - q)), the law after `token`, drawn from q, was refused; q None: p without the token.
+
+    Where nothing is left, p = q up to rounding, a refusal has probability 0, and p itself is as good an answer.
+    """
+    weights = np.where(law.ids == token, 0.0, law.p) if q is None else np.maximum(law.p - q[law.ids], 0.0)
+    left = weights > 0
+    if not left.any():
+        return law
+    weights = weights[left]
+    return Distribution(law.ids[left], weights / weights.sum())
+
+
+def _could_draw(q: DoubleArray, token: int, vocabulary: int) -> bool:
+    """Whether q is a law over the vocabulary that can give the token."""
+    return (
+        q.shape == (vocabulary,)
+        and bool(q[token] > 0)
+        and bool(q.min() >= 0)
+        and math.isclose(q.sum(dtype=np.float64), 1.0, abs_tol=1e-6)
+    )
