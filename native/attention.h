@@ -67,13 +67,23 @@ inline void write_out(State state, float* out, int head_dim) {
     for (int d = 0; d < head_dim; d += kLanes) store(out + d, load(state.values() + d) / total);
 }
 
+// The keys [head_dim][32] and values [32][head_dim] of one chunk and head.
+struct Chunk {
+    const uint16_t* keys;
+    const uint16_t* values;
+};
+
 // One chunk of 32 positions for N queries; query j sees the first valid[j] of them (0: none, its state stays).
+// Each chunk is a page apart from the last, out of the hardware prefetcher's sight: `next` is fetched meanwhile.
 template <int N>
-inline void attend_chunk(const float* const* q, const int* valid, State* states, const uint16_t* keys,
-                         const uint16_t* values, int head_dim, float scale, float* weights) {
+inline void attend_chunk(const float* const* q, const int* valid, State* states, Chunk chunk, Chunk next,
+                         int head_dim, float scale, float* weights) {
+    const auto [keys, values] = chunk;
     Vec low[N], high[N];
     for (int j = 0; j < N; ++j) low[j] = high[j] = splat(0);
     for (int d = 0; d < head_dim; ++d) {
+        prefetch(next.keys + d * kKvBlock);
+        prefetch(next.values + d * kKvBlock);
         const Vec k_low = load_half(keys + d * kKvBlock), k_high = load_half(keys + d * kKvBlock + kLanes);
         for (int j = 0; j < N; ++j) {
             const Vec x = splat(q[j][d]);
@@ -150,6 +160,11 @@ inline void gather_chunk(const AttentionTask& task, int row, int chunk, int coun
         for (int t = count; t < kKvBlock; ++t) keys[d * kKvBlock + t] = 0;
 }
 
+// Whether the chunks before `chunk` are all in the blocks of the row's table.
+inline bool in_order_until(const RowMap& map, int row, int chunk) {
+    return chunk * kKvBlock <= map.tail_starts[row] || map.tail_starts[row] > map.positions[row];
+}
+
 template <int N>
 inline void attend_queries(const AttentionTask& task, int first) {
     const int head_dim = task.kv.head_dim, per_kv = task.heads / task.kv.heads;
@@ -171,7 +186,10 @@ inline void attend_queries(const AttentionTask& task, int first) {
     uint16_t* gathered_values = gathered_keys + size_t(head_dim) * kKvBlock;
     const int row = rows[0];
     const int32_t* table = map.tables + size_t(map.requests[row]) * map.table_stride;
-    const size_t head = size_t(task.kv_head) * head_dim * kKvBlock;
+    const auto chunk_at = [&](int chunk) {
+        const size_t at = size_t(table[chunk]) * task.kv.block_size() + size_t(task.kv_head) * head_dim * kKvBlock;
+        return Chunk{task.kv.keys + at, task.kv.values + at};
+    };
 
     for (int segment = task.segment_begin; segment < task.segment_end; ++segment) {
         if (segment * kSegment > furthest) break;
@@ -181,15 +199,11 @@ inline void attend_queries(const AttentionTask& task, int first) {
             int valid[N];
             for (int j = 0; j < N; ++j)
                 valid[j] = greater(0, lesser(kKvBlock, map.positions[rows[j]] + 1 - chunk * kKvBlock));
-            const uint16_t *keys = gathered_keys, *values = gathered_values;
-            if ((chunk + 1) * kKvBlock <= map.tail_starts[row] || map.tail_starts[row] > map.positions[row]) {
-                const size_t block = size_t(table[chunk]) * task.kv.block_size() + head;
-                keys = task.kv.keys + block;
-                values = task.kv.values + block;
-            } else {
-                gather_chunk(task, row, chunk, valid[0], gathered_keys, gathered_values);
-            }
-            attend_chunk<N>(q, valid, states, keys, values, head_dim, task.scale, weights);
+            const bool in_order = in_order_until(map, row, chunk + 1);
+            if (!in_order) gather_chunk(task, row, chunk, valid[0], gathered_keys, gathered_values);
+            const Chunk here = in_order ? chunk_at(chunk) : Chunk{gathered_keys, gathered_values};
+            const bool more = chunk + 1 <= furthest / kKvBlock && in_order_until(map, row, chunk + 2);
+            attend_chunk<N>(q, valid, states, here, more ? chunk_at(chunk + 1) : here, head_dim, task.scale, weights);
         }
         for (int j = 0; j < N; ++j) {
             if (task.partial) {
@@ -208,9 +222,9 @@ inline void attend_queries(const AttentionTask& task, int first) {
 
 inline void attention(const AttentionTask& task) {
     const int queries = (task.row_end - task.row_begin) * (task.heads / task.kv.heads);
-    int first = 0;
-    for (; first + kQueries <= queries; first += kQueries) attend_queries<kQueries>(task, first);
-    for (; first < queries; ++first) attend_queries<1>(task, first);
+    for (int first = 0; first < queries; first += kQueries)
+        with_count<kQueries>(lesser(queries - first, kQueries),
+                             [&](auto count) { attend_queries<count()>(task, first); });
 }
 
 // Merges the `segments` states of one row and query head, which lie `heads * rows` states apart, and writes the output.

@@ -71,19 +71,19 @@ inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row
             const float magnitude = largest_magnitude(max_magnitude(low, high));
             const float scale = magnitude / 127.0f;
             const Vec inverse = splat(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+            const Vec first = round_even(low * inverse), second = round_even(high * inverse);
+            const float total = sum(first + second);  // whole numbers: exact
             int8_t codes[kGroup];
-            store_codes(codes, round_even(low * inverse));
-            store_codes(codes + kLanes, round_even(high * inverse));
+            store_codes(codes, first);
+            store_codes(codes + kLanes, second);
 
             const size_t group = size_t(row / kRowBlock) * groups + g;
             int8_t* to = out.codes + group * kGroup * kRowBlock + lane * 4;
             for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * kRowBlock, codes + step * 4, 4);
-            int32_t total = 0;
-            for (int i = 0; i < kGroup; ++i) total += codes[i];
             const size_t at = group * kRowBlock + lane;
             out.scales[at] = scale;
-            out.sums[at] = total;
-            out.scaled_sums[at] = scale * float(total);
+            out.sums[at] = total == total ? int32_t(total) : 0;
+            out.scaled_sums[at] = scale * total;
         }
     }
 }

@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -32,15 +33,16 @@ Matrix Executor::matrix(int buffer) const {
     return {b.memory.data(), b.width};
 }
 
-void Executor::record(std::function<void(int)> work, Columns columns, bool reads_own_columns) {
+void Executor::record(const char* name, std::function<void(int)> work, Columns columns, bool reads_own_columns) {
     const bool own = reads_own_columns && columns == last_columns_ && !operations_.empty();
-    operations_.push_back({std::move(work), !own});
+    operations_.push_back({name, std::move(work), !own});
     last_columns_ = columns;
 }
 
-void Executor::record_columns(int width, int unit, bool wanted, bool reads_own_columns,
+void Executor::record_columns(const char* name, int width, int unit, bool wanted, bool reads_own_columns,
                               std::function<void(int, int, int)> work) {
     record(
+        name,
         [this, width, unit, wanted, work = std::move(work)](int thread) {
             const auto [begin, end] = share(width, unit, thread, team_->size());
             if (begin < end) work(rows_of(wanted), begin, end);
@@ -58,7 +60,7 @@ void Executor::embed(const PackedWeight& weight, int out) {
     vocabulary_ = w.outputs;
     require(width(out) == w.inputs, "embed: the buffer's width is not the embedding's");
     writes(out);
-    record_columns(w.inputs, kGroup, false, false, [this, w, out](int rows, int begin, int end) {
+    record_columns("embed", w.inputs, kGroup, false, false, [this, w, out](int rows, int begin, int end) {
         kernels_.embed(w, pass_.tokens, matrix(out), 0, rows, begin, end);
     });
 }
@@ -66,7 +68,7 @@ void Executor::embed(const PackedWeight& weight, int out) {
 void Executor::rms_norm(int x, std::vector<float> weight, float epsilon, int out) {
     require(width(x) == int(weight.size()) && width(x) == width(out), "rms_norm: widths differ");
     writes(out);
-    record_columns(width(x), kGroup, buffers_[size_t(x)].wanted, false,
+    record_columns("rms_norm", width(x), kGroup, buffers_[size_t(x)].wanted, false,
                    [this, x, weight = std::move(weight), epsilon, out](int rows, int begin, int end) {
                        kernels_.rms_norm(matrix(x), weight.data(), epsilon, matrix(out), int(weight.size()), 0, rows,
                                          begin, end);
@@ -85,7 +87,7 @@ int Executor::quantise(int x) {
         quantised_.back()->wanted = b.wanted;
     }
     QuantisedBuffer* q = quantised_[size_t(b.quantised)].get();
-    record_columns(b.width, kGroup, b.wanted, true, [this, x, q](int rows, int begin, int end) {
+    record_columns("quantise", b.width, kGroup, b.wanted, true, [this, x, q](int rows, int begin, int end) {
         kernels_.quantise(matrix(x), q->view(), q->width, 0, rows, begin, end);
     });
     return b.quantised;
@@ -112,7 +114,7 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
     writes(out);
     const int next = counter();
     const bool wanted = buffers_[size_t(x)].wanted;
-    record([=, this, parts = std::move(parts), bias = std::move(bias)](int thread) {
+    record("linear", [=, this, parts = std::move(parts), bias = std::move(bias)](int thread) {
         const auto compute = [&](int begin, int end) {
             for (const Part& part : parts) {
                 const int first = std::max(begin - part.first_tile, 0);
@@ -145,7 +147,7 @@ void Executor::angles(std::vector<double> frequencies, int out) {
     const int half = int(frequencies.size());
     require(width(out) == 2 * half, "angles: the buffer must hold a cosine and a sine per frequency");
     writes(out);
-    record_columns(half, 4, false, false,
+    record_columns("angles", half, 4, false, false,
                    [this, out, half, frequencies = std::move(frequencies)](int rows, int begin, int end) {
                        for (int row = 0; row < rows; ++row) {
                            float* to = matrix(out).row(row);
@@ -163,7 +165,7 @@ void Executor::rope(int x, int angles, int heads, int head_dim, bool interleaved
     const int half = head_dim / 2, rotated = width(angles) / 2;
     require(rotated <= half, "rope: more frequencies than pairs in a head");
     writes(out);
-    record_columns(heads * head_dim, head_dim, false, false, [=, this](int rows, int begin, int end) {
+    record_columns("rope", heads * head_dim, head_dim, false, false, [=, this](int rows, int begin, int end) {
         for (int row = 0; row < rows; ++row) {
             const float* cosines = matrix(angles).row(row);
             const float* sines = cosines + rotated;
@@ -198,7 +200,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         const size_t at = size_t(layer) * pass_.blocks * kv_heads * head_dim * kKvBlock;
         return KvLayer{pass_.keys + at, pass_.values + at, kv_heads, head_dim};
     };
-    record_columns(kv_heads * head_dim, head_dim, false, false, [=, this](int rows, int begin, int end) {
+    record_columns("write_kv", kv_heads * head_dim, head_dim, false, false, [=, this](int rows, int begin, int end) {
         const Matrix keys = {matrix(qk).data + heads * head_dim, width(qk)};
         const Matrix values = {matrix(v).data + value_column, width(v)};
         kernels_.write_kv(kv(), pass_.map, keys, values, 0, rows, begin / head_dim, end / head_dim);
@@ -217,7 +219,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         task.segment_end = runs_[size_t(run)].segments;
         return task;
     };
-    record([=, this](int thread) {
+    record("attention", [=, this](int thread) {
         int first = 0, piece = counters_[size_t(next)]->fetch_add(1, std::memory_order_relaxed);
         for (int run = 0; run < int(runs_.size()); ++run) {
             AttentionTask task = task_of(run);
@@ -239,7 +241,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
             first += pieces;
         }
     }, {0, 0}, false);
-    record_columns(heads * head_dim, head_dim, false, false, [=, this](int, int begin, int end) {
+    record_columns("merge_attention", heads * head_dim, head_dim, false, false, [=, this](int, int begin, int end) {
         if (!split_segments_) return;
         for (int run = 0; run < int(runs_.size()); ++run) {
             const AttentionTask task = task_of(run);
@@ -254,7 +256,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
 void Executor::swiglu(int gate_up, int out) {
     require(width(gate_up) == 2 * width(out), "swiglu: the input must hold gates and ups");
     writes(out);
-    record_columns(width(out), kGroup, buffers_[size_t(out)].wanted, false,
+    record_columns("swiglu", width(out), kGroup, buffers_[size_t(out)].wanted, false,
                    [this, gate_up, out](int rows, int begin, int end) {
                        kernels_.swiglu(matrix(gate_up), matrix(out), width(out), 0, rows, begin, end);
                    });
@@ -263,7 +265,7 @@ void Executor::swiglu(int gate_up, int out) {
 void Executor::select(int x, int out) {
     require(width(x) == width(out) && buffers_[size_t(out)].wanted, "select: the output must hold the wanted rows");
     writes(out);
-    record_columns(width(x), kGroup, true, false, [this, x, out](int rows, int begin, int end) {
+    record_columns("select", width(x), kGroup, true, false, [this, x, out](int rows, int begin, int end) {
         for (int row = 0; row < rows; ++row)
             std::copy_n(matrix(x).row(pass_.wanted[row]) + begin, end - begin, matrix(out).row(row) + begin);
     });
@@ -351,11 +353,30 @@ void Executor::run(const Pass& pass) {
     prepare(pass);
     plan_attention();
     team_->run([this](int thread) {
-        for (const Operation& operation : operations_) {
+        using Clock = std::chrono::steady_clock;
+        const bool profiling = profiling_ && thread == 0;
+        Clock::time_point start = profiling ? Clock::now() : Clock::time_point();
+        for (Operation& operation : operations_) {
             if (operation.barrier) team_->barrier();
             operation.work(thread);
+            if (!profiling) continue;
+            const Clock::time_point end = Clock::now();
+            operation.seconds += std::chrono::duration<double>(end - start).count();
+            start = end;
         }
     });
+}
+
+void Executor::profile(bool on) {
+    profiling_ = on;
+    if (on)
+        for (Operation& operation : operations_) operation.seconds = 0;
+}
+
+std::vector<std::pair<std::string, double>> Executor::profiled() const {
+    std::vector<std::pair<std::string, double>> times;
+    for (const Operation& operation : operations_) times.emplace_back(operation.name, operation.seconds);
+    return times;
 }
 
 }  // namespace outrider

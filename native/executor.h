@@ -8,6 +8,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -75,6 +77,10 @@ public:
 
     void run(const Pass& pass);
 
+    // Seconds spent in each kind of operation while `profile(true)` was in force, in the order of the program.
+    void profile(bool on);
+    std::vector<std::pair<std::string, double>> profiled() const;
+
     const float* data(int buffer) const { return buffers_.at(size_t(buffer)).memory.data(); }
     int width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
     int threads() const { return team_->size(); }
@@ -102,8 +108,10 @@ private:
         bool operator==(const Columns&) const = default;
     };
     struct Operation {
+        const char* name;
         std::function<void(int thread)> work;
-        bool barrier;  // wait for all threads before it
+        bool barrier;        // wait for all threads before it
+        double seconds = 0;  // spent in it by all profiled passes, waiting for the other threads included
     };
     struct AttentionRun {  // rows of one request that are computed together
         int row_begin, row_end, segments;
@@ -111,8 +119,8 @@ private:
 
     Matrix matrix(int buffer) const;
     int rows_of(bool wanted) const { return wanted ? pass_.wanted_rows : pass_.rows; }
-    void record(std::function<void(int)> work, Columns columns, bool reads_own_columns);
-    void record_columns(int width, int unit, bool wanted, bool reads_own_columns,
+    void record(const char* name, std::function<void(int)> work, Columns columns, bool reads_own_columns);
+    void record_columns(const char* name, int width, int unit, bool wanted, bool reads_own_columns,
                         std::function<void(int rows, int begin, int end)> work);
     void writes(int out) { buffers_.at(size_t(out)).fresh = false; }
     int quantise(int x);
@@ -127,6 +135,7 @@ private:
     std::vector<std::unique_ptr<QuantisedBuffer>> quantised_;
     std::vector<Operation> operations_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
+    bool profiling_ = false;
     Columns last_columns_ = {0, 0};
     int vocabulary_ = 0;
     int attention_layers_ = 0, attention_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;

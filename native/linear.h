@@ -1,21 +1,13 @@
 // What all linear layers share: the walk over tiles and blocks of rows, the write-back, and weights kept as floats.
 #pragma once
 
-#include <type_traits>
-
 #include "elementwise.h"
 
 namespace outrider {
 namespace {
 
-// Calls f with `count`, 1 to kMost, as a compile-time constant.
-template <int kMost, class F>
-inline void with_count(int count, F f) {
-    if constexpr (kMost > 1) {
-        if (count < kMost) return with_count<kMost - 1>(count, f);
-    }
-    f(std::integral_constant<int, kMost>());
-}
+// How far ahead of its use, in bytes, a weight is fetched: the hardware's own prefetching stops at every page.
+constexpr size_t kPrefetchAhead = 8192;
 
 // Weights kept as floats: y = sum over the inputs in order, one fused multiply-add each.
 template <Format kFormat, int kRows>

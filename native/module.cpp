@@ -1,6 +1,7 @@
 // The Python face of the native core: weights, threads, and the executor of recorded programs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -98,6 +99,8 @@ NB_MODULE(_native, m) {
                      self.data(buffer), {size_t(rows), size_t(self.width(buffer))}, nb::find(self));
              },
              "buffer"_a, "rows"_a)
+        .def("profile", &Executor::profile, "on"_a)
+        .def("profiled", &Executor::profiled)
         .def_prop_ro("threads", &Executor::threads)
         .def_prop_ro("kernels", &Executor::kernels);
 }

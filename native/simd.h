@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "half.h"
 
@@ -178,27 +179,66 @@ inline Vec max_magnitude(const Vec& a, const Vec& b) { OUTRIDER_LANES(max_magnit
 
 #endif
 
+// Calls f with `count`, 1 to kMost, as a compile-time constant.
+template <int kMost, class F>
+inline void with_count(int count, F f) {
+    if constexpr (kMost > 1) {
+        if (count < kMost) return with_count<kMost - 1>(count, f);
+    }
+    f(std::integral_constant<int, kMost>());
+}
+
 // Reductions pair lanes i and i + 8, then + 4, + 2, + 1, everywhere.
-template <class Combine>
-inline float reduce(Vec a, Combine combine) {
-    float lane[kLanes];
-    store(lane, a);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lane[i] = combine(lane[i], lane[i + width]);
-    return lane[0];
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+inline __m256 low_half(Vec a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 high_half(Vec a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+inline __m256 low_half(Vec x) { return x.a; }
+inline __m256 high_half(Vec x) { return x.b; }
+#endif
+template <class Wide, class Narrow>
+inline float reduce(Vec a, Wide wide, Narrow narrow) {
+    const __m256 half = wide(low_half(a), high_half(a));
+    __m128 quarter = narrow(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = narrow(quarter, _mm_movehl_ps(quarter, quarter));
+    quarter = narrow(quarter, _mm_movehdup_ps(quarter));
+    return _mm_cvtss_f32(quarter);
 }
 inline float sum(Vec a) {
-    return reduce(a, [](float x, float y) { return x + y; });
+    return reduce(a, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); },
+                  [](__m128 x, __m128 y) { return _mm_add_ps(x, y); });
 }
 inline float largest(Vec a) {
+    return reduce(a, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); },
+                  [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
+}
+// The lanes are magnitudes; see max_magnitude.
+inline float largest_magnitude(Vec a) {
+    return reduce(
+        a,
+        [](__m256 x, __m256 y) {
+            return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(x), _mm256_castps_si256(y)));
+        },
+        [](__m128 x, __m128 y) { return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(x), _mm_castps_si128(y))); });
+}
+#else
+template <class Combine>
+inline float reduce(Vec a, Combine combine) {
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) a.v[i] = combine(a.v[i], a.v[i + width]);
+    return a.v[0];
+}
+inline float sum(const Vec& a) {
+    return reduce(a, [](float x, float y) { return x + y; });
+}
+inline float largest(const Vec& a) {
     return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
-inline float largest_magnitude(Vec a) {
-    return reduce(a, [](float x, float y) {
-        const uint32_t i = float_to_bits(x) & 0x7fffffff, j = float_to_bits(y) & 0x7fffffff;
-        return bits_to_float(i > j ? i : j);
-    });
-}
+inline float largest_magnitude(const Vec& a) { return reduce(a, max_magnitude_lane); }
+#endif
+
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a degree-6 Taylor polynomial.

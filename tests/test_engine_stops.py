@@ -24,8 +24,8 @@ from tests.scripted import (
     shifted,
 )
 
-LAW = noisy()
 EOS = 15
+LAW = noisy(never=[EOS])
 
 
 @pytest.mark.parametrize("place", range(9))
@@ -89,11 +89,9 @@ def test_a_stop_string_cuts_at_the_same_place_in_any_step(draft, start, length):
     first = LETTERS.text(whole).index(stop)
     params = SamplingParams(max_tokens=20, stop=("never", stop), logprobs=2)
     request = generate(make_engine(ScriptedModel(LAW), draft, eos_ids=[EOS]), [1], params)
-    ends = whole.index(EOS) if EOS in whole else 20
-    assert EOS not in whole[: first + length], "the script must not stop before"
     assert request.text == LETTERS.text(whole)[:first]
     assert request.output == whole[: first + length]  # up to the token that completes the stop
-    assert len(request.logprobs) == request.completion_tokens == first + length <= ends
+    assert len(request.logprobs) == request.completion_tokens == first + length
     assert request.finish_reason == "stop"
 
 

@@ -32,7 +32,7 @@ class DrafterGuard:
     def propose(self, batch: Sequence[Work]) -> list[Proposal]:
         """One proposal per piece of work; EMPTY where none is allowed or none is usable."""
         for work in batch:
-            if work.request.id not in self.known:
+            if work.request.max_draft != 0 and work.request.id not in self.known:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
         places = [place for place, work in enumerate(batch) if work.most > 0]
@@ -51,7 +51,7 @@ class DrafterGuard:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Tell the drafter what was committed, and of each request that is over."""
         for commit in commits:
-            if (emitted := commit.emitted) is None:
+            if (emitted := commit.emitted) is None or emitted.request.id not in self.known:
                 continue
             with self._distrust():
                 self._drafter.observe(

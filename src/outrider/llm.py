@@ -183,10 +183,24 @@ class LLM:
         """
         return self.run([self.request(prompt, params, prediction=prediction)])
 
-    def request(self, prompt: Prompt, params: SamplingParams = GREEDY, *, prediction: str = "") -> Request:
-        """A request for `run`. Raises RequestError if the prompt is neither text, token ids, nor messages."""
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = GREEDY,
+        *,
+        prediction: str = "",
+        max_draft: int | None = None,
+    ) -> Request:
+        """A request for `run`.
+
+        max_draft  most tokens drafted for it in a step; None: as for the others; 0: plain decoding.
+
+        Raises RequestError if the prompt is neither text, token ids, nor messages, or if it could never run.
+        """
         expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
-        return Request(self.encode(prompt), params, prediction=tuple(expected))
+        request = Request(self.encode(prompt), params, prediction=tuple(expected), max_draft=max_draft)
+        self.engine.scheduler.check(request)
+        return request
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt."""
@@ -229,6 +243,10 @@ class LLM:
                     if request.id in unfinished:
                         self.engine.cancel(request)
                 self.engine.drop_cancelled()
+
+    def cancel(self, request: Request) -> None:
+        """End a request before its next step, as "cancelled"; also from another thread, or from a signal handler."""
+        self.engine.cancel(request)
 
     def _step(self) -> None:
         for emitted in self.engine.step():

@@ -64,6 +64,8 @@ class Request:
     prompt      ids before the text.
     choice      index of the text among those that were asked for together; each draws other random numbers.
     prediction  tokens that the caller expects as output: a hint to drafters.
+    max_draft   most tokens drafted in a step, within the engine's own limit, which is None; 0: plain decoding, and no
+                drafter hears of it.
 
     seed           params.seed, or fresh entropy.
     tokens         prompt and committed output.
@@ -81,6 +83,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     prediction: tuple[int, ...] = ()
+    max_draft: int | None = None
 
     id: int = field(init=False, default_factory=_ids.__next__)
     seed: int = field(init=False)

@@ -106,11 +106,13 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
-    def submit(self, request: Request, detokeniser: Detokeniser) -> None:
-        """Queue a request. Raises RequestError if it could never run; then nothing has changed."""
-        prompt, params = request.tokens, request.params
+    def check(self, request: Request) -> None:
+        """Raises RequestError if the request could never run."""
+        prompt = request.tokens
         if request.timings.submitted is not None:
             raise RequestError(f"request {request.id} was submitted before; make a new one for each text")
+        if request.max_draft is not None and request.max_draft < 0:
+            raise RequestError(f"max_draft={request.max_draft} is not possible; allowed: None, or 0 or more")
         if not prompt:
             raise RequestError("the prompt is empty; expected at least one token")
         for token in prompt:
@@ -121,15 +123,18 @@ class Scheduler:
                 f"the prompt has {len(prompt)} tokens; the context of {self._context_length} leaves room for at most "
                 f"{self._context_length - 1} and one token of output"
             )
-        limit = self._context_length
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt) + params.max_tokens)
+        limit = self._limit(request)
         if limit - 1 > self._cache.positions:  # the last token's KV is never needed
             raise RequestError(
                 f"the prompt of {len(prompt)} tokens and up to {limit - len(prompt)} of output need {limit - 1} "
                 f"positions; the KV cache has {self._cache.positions}: lower max_tokens, or make the cache larger"
             )
-        request.limit = limit
+
+    def submit(self, request: Request, detokeniser: Detokeniser) -> None:
+        """Queue a request. Raises RequestError if it could never run; then nothing has changed."""
+        self.check(request)
+        params = request.params
+        request.limit = self._limit(request)
         request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         request.verify = rule(params.rule)
         request.detokeniser = detokeniser
@@ -153,7 +158,8 @@ class Scheduler:
         rows = max(self._chunk - len(decoding), 0)
         drafts = []
         for place, request in enumerate(decoding):
-            drafts.append(min(self._max_draft, request.left - 1, rows // (len(decoding) - place)))
+            most = self._max_draft if request.max_draft is None else min(self._max_draft, request.max_draft)
+            drafts.append(min(most, request.left - 1, rows // (len(decoding) - place)))
             rows -= drafts[-1]
 
         free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in decoding)
@@ -204,6 +210,11 @@ class Scheduler:
                 self._cache.trim(request.kv)
             else:
                 self._cache.release(request.kv)
+
+    def _limit(self, request: Request) -> int:
+        """The most tokens that prompt and output may have together."""
+        most = request.params.max_tokens
+        return self._context_length if most is None else min(self._context_length, len(request.prompt) + most)
 
     def _walk(self, request: Request, proposal: Proposal, run: Run) -> Emitted:
         """Commit a run, token by token, up to the first stop id, stop string or limit."""

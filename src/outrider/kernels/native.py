@@ -88,6 +88,17 @@ class NativeModel:
         taps = {layer: self._executor.output(i, len(rows.tokens)) for layer, i in self._taps.items()}
         return Output(logits, taps)
 
+    def profile(self, on: bool) -> None:
+        """Start afresh, or stop, to measure the time of each operation; see `profiled`."""
+        self._executor.profile(on)
+
+    def profiled(self) -> list[tuple[str, float]]:
+        """Name and seconds of each operation of the program, over all passes since `profile(True)`.
+
+        A time includes waiting for the slower threads of the operation before.
+        """
+        return self._executor.profiled()
+
 
 def _choose_kernels(name: str | None) -> str:
     name = name or os.environ.get("OUTRIDER_KERNELS") or _native.best_kernels()

@@ -1,0 +1,134 @@
+"""Options that commands share, as dataclasses: `@grouped` makes a flag of each field of such a parameter.
+
+    @grouped
+    def chat(*, model: ModelOptions, sampling: SamplingOptions) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from outrider.cli import display
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
+    from outrider.sampling import SamplingParams
+
+MODEL, SAMPLING = "Model", "Sampling"
+
+
+def flag(help: str, *names: str, panel: str | None = None, metavar: str | None = None) -> Any:
+    """A typer option; without names it is called as its parameter is."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which model, and how it runs."""
+
+    model: Annotated[
+        str, flag("An alias, fetched on first use, or a .gguf file.", "--model", "-m", panel=MODEL, metavar="NAME|FILE")
+    ] = "smollm2"
+    speculation: Annotated[
+        str, flag("Where drafts come from; the text does not depend on it.", panel=MODEL, metavar="ngram|off")
+    ] = "ngram"
+    context_length: Annotated[
+        int | None, flag("Most tokens of prompt and answer together. Default: the model's own.", panel=MODEL)
+    ] = None
+    threads: Annotated[int | None, flag("Default: all processors that this process may use.", panel=MODEL)] = None
+
+    def load(self) -> LLM:
+        """The model; a download shows its progress on stderr. Raises what `LLM` raises."""
+        from outrider.llm import LLM
+
+        with display.Download() as progress:
+            return LLM(
+                self.model,
+                speculation=self.speculation,
+                context_length=self.context_length,
+                threads=self.threads,
+                progress=progress,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen, and when a text ends; see `outrider.SamplingParams`."""
+
+    max_tokens: Annotated[int, flag("Most tokens of an answer.", "--max-tokens", "-n", panel=SAMPLING)] = 512
+    temperature: Annotated[
+        float, flag("0: always the most probable token; 1: as probable as the model says.", "--temperature", "-t",
+                    panel=SAMPLING)
+    ] = 0.0  # fmt: skip
+    top_k: Annotated[int, flag("Only the k most probable tokens; 0: all.", panel=SAMPLING)] = 0
+    top_p: Annotated[float, flag("Then the fewest whose probabilities reach p; 1: all.", panel=SAMPLING)] = 1.0
+    min_p: Annotated[
+        float, flag("Then those at least this times as probable as the best; 0: all.", panel=SAMPLING)
+    ] = 0.0
+    seed: Annotated[
+        int | None, flag("The same seed gives the same text, with or without speculation.", panel=SAMPLING)
+    ] = None
+    acceptance: Annotated[
+        str | None,
+        flag("Acceptance rule when sampling. Default: coupled with a seed, rejection without.", panel=SAMPLING,
+             metavar="coupled|rejection"),
+    ] = None  # fmt: skip
+    stop: Annotated[
+        list[str] | None, flag("End the answer before this text. May be repeated.", panel=SAMPLING, metavar="TEXT")
+    ] = None
+    stop_token_id: Annotated[
+        list[int] | None, flag("End the answer at this token. May be repeated.", panel=SAMPLING)
+    ] = None
+    ignore_eos: Annotated[
+        bool, flag("Write on past the model's end-of-text tokens.", "--ignore-eos", panel=SAMPLING)
+    ] = False
+
+    def params(self, logprobs: int | None = None) -> SamplingParams:
+        """The same, checked. Raises RequestError for an impossible value."""
+        from outrider.sampling import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            acceptance=self.acceptance,  # type: ignore[arg-type]  # it checks
+        )
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with its dataclass parameters taken apart into their fields, for typer to see."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            types = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                p.replace(kind=Parameter.KEYWORD_ONLY, annotation=types[p.name])
+                for p in signature(groups[name]).parameters.values()
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    @wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    flat.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat

@@ -1,0 +1,119 @@
+"""Attention computes, on every kernel set, what the NumPy reference computes: for chains and trees, whatever the
+context, the heads and the places of the blocks; and it writes the new keys and values, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from outrider.cache import KVCache
+from outrider.types import FloatArray, Rows
+from tests.kernels.scenes import TREE, Heads, Text, place
+from tests.kernels.workbench import KERNELS, native, reference, run
+
+SHAPES = (
+    Heads(1, 1, 16),
+    Heads(2, 2, 64),
+    Heads(4, 2, 32),
+    Heads(3, 1, 64),
+    Heads(9, 3, 64),
+    Heads(4, 1, 128),
+    Heads(6, 3, 80),
+)
+CONTEXTS = (0, 1, 30, 31, 32, 33, 254, 255, 256, 257, 511, 512, 513, 700)
+"""Positions stored before the first row: around the ends of blocks (32) and of segments (256)."""
+
+RAGGED = (Text(0, 40, (1, 2)), Text(1, 0, (3,)), Text(2, 700, (4, 5, 6, 7)), Text(3, 255, (8,)), Text(4, 31, (9,) * 9))
+TREES = tuple(Text(n, context, tuple(range(10, 19)), TREE) for n, context in enumerate((0, 27, 30, 255, 300, 511)))
+SCENES = {
+    "chains": tuple(Text(n, context, (1, 2, 3)) for n, context in enumerate(CONTEXTS)),
+    "one row": (Text(0, 600, (1,)),),
+    "a long chunk": (Text(0, 20, tuple(i % 60 for i in range(300))),),
+    "trees": TREES,
+    "one tree": TREES[-1:],
+    "all at once": (*RAGGED, *TREES),
+}
+
+by_kernels = pytest.mark.parametrize("kernels", KERNELS)
+by_scene = pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
+
+
+@functools.cache
+def expected(heads: Heads, scene: tuple[Text, ...]) -> tuple[FloatArray, KVCache]:
+    """What the reference computes, and the cache as it leaves it."""
+    cache, rows = place(scene, heads.cache)
+    return run(reference(heads.program(), heads.cache), rows, cache), cache
+
+
+def assert_close(actual: FloatArray, expected: FloatArray, peak: float = 1.0) -> None:
+    """Scores are sums in another order, so their errors, and those of the weights, grow with their size."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * peak, equal_nan=False)
+
+
+@by_scene
+@pytest.mark.parametrize("heads", SHAPES, ids=lambda h: f"{h.heads} on {h.kv_heads} of {h.head_dim}")
+@by_kernels
+def test_attention_agrees_with_the_reference(kernels: str, heads: Heads, scene: tuple[Text, ...]) -> None:
+    cache, rows = place(scene, heads.cache)
+    actual = run(native(heads.program(), kernels, shape=heads.cache), rows, cache)
+    oracle, oracle_cache = expected(heads, scene)
+    assert_close(actual, oracle)
+    np.testing.assert_array_equal(cache.keys, oracle_cache.keys)
+    np.testing.assert_array_equal(cache.values, oracle_cache.values)
+
+
+@by_kernels
+def test_attention_agrees_when_few_positions_have_all_the_weight(kernels: str) -> None:
+    peak = 30.0
+    heads, scene = Heads(6, 3, 64), SCENES["all at once"]
+    program = heads.program(scale_queries=peak)
+    cache, rows = place(scene, heads.cache)
+    oracle_cache, _ = place(scene, heads.cache)
+    actual = run(native(program, kernels, shape=heads.cache), rows, cache)
+    assert_close(actual, run(reference(program, heads.cache), rows, oracle_cache), peak)
+
+
+def swapped_tail(rows: Rows) -> Rows:
+    """A row of the tree sees another node of the tree as its ancestor."""
+    tail = rows.tail_slots.copy()
+    tail[rows.tail_offsets[-1] - 1] -= 1
+    return replace(rows, tail_slots=tail)
+
+
+def one_block_late(rows: Rows) -> Rows:
+    return replace(rows, tables=np.roll(rows.tables, 1, axis=1))
+
+
+def one_position_less(rows: Rows) -> Rows:
+    return replace(rows, positions=np.maximum(rows.positions - 1, 0))
+
+
+FAULTS = {
+    "an ancestor is another node": swapped_tail,
+    "the block table is shifted": one_block_late,
+    "the last position is not seen": one_position_less,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_comparison_notices_a_path_that_is_wrong(fault: Callable[[Rows], Rows]) -> None:
+    """Negative control."""
+    heads, scene = SHAPES[2], SCENES["one tree"]
+    cache, rows = place(scene, heads.cache)
+    actual = run(native(heads.program(), KERNELS[-1], shape=heads.cache), fault(rows), cache)
+    with pytest.raises(AssertionError):
+        assert_close(actual, expected(heads, scene)[0])
+
+
+def test_the_comparison_notices_a_scale_that_is_wrong() -> None:
+    """Negative control."""
+    heads, scene = SHAPES[2], SCENES["chains"]
+    cache, rows = place(scene, heads.cache)
+    actual = run(native(heads.program(scale_queries=1.001), KERNELS[-1], shape=heads.cache), rows, cache)
+    with pytest.raises(AssertionError):
+        assert_close(actual, expected(heads, scene)[0])
