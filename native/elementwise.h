@@ -58,29 +58,32 @@ inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_e
     }
 }
 
+// A group of numbers no larger than this counts as zero: 127 / magnitude must be finite.
+constexpr float kSmallest = 1e-36f;
+
 // Symmetric int8 codes per row and group of 32; columns are whole groups. A NaN or infinity makes the scale NaN or
 // infinite, so that it reaches every output of the row.
 inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row_end, int column_begin,
                      int column_end) {
     const int groups = inputs / kGroup;
     for (int row = row_begin; row < row_end; ++row) {
-        const int lane = row % kRowBlock;
+        const int lane = row % kRowBlock, block_rows = out.block_rows(row);
+        const size_t block = size_t(row / kRowBlock) * kRowBlock;
         for (int g = column_begin / kGroup; g < column_end / kGroup; ++g) {
             const float* in = x.row(row) + g * kGroup;
             const Vec low = load(in), high = load(in + kLanes);
             const float magnitude = largest_magnitude(max_magnitude(low, high));
             const float scale = magnitude / 127.0f;
-            const Vec inverse = splat(magnitude > 0 ? 127.0f / magnitude : 0.0f);
+            const Vec inverse = splat(magnitude > kSmallest ? 127.0f / magnitude : 0.0f);
             const Vec first = round_even(low * inverse), second = round_even(high * inverse);
             const float total = sum(first + second);  // whole numbers: exact
             int8_t codes[kGroup];
             store_codes(codes, first);
             store_codes(codes + kLanes, second);
 
-            const size_t group = size_t(row / kRowBlock) * groups + g;
-            int8_t* to = out.codes + group * kGroup * kRowBlock + lane * 4;
-            for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * kRowBlock, codes + step * 4, 4);
-            const size_t at = group * kRowBlock + lane;
+            int8_t* to = out.codes + block * inputs + size_t(g) * kGroup * block_rows + lane * 4;
+            for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * block_rows, codes + step * 4, 4);
+            const size_t at = block * groups + size_t(g) * block_rows + lane;
             out.scales[at] = scale;
             out.sums[at] = total == total ? int32_t(total) : 0;
             out.scaled_sums[at] = scale * total;

@@ -1,8 +1,9 @@
 // Replays a recorded program: every operation of a model's forward pass, in order, on one team of threads.
 //
-// All threads walk the list of operations together. An operation splits its work by columns, so that one row already
-// keeps every thread busy, or hands out pieces through a counter; a barrier stands before each operation that reads
-// what another thread may have written.
+// All threads walk the list of operations together, with a barrier before each. An operation is split by columns, so
+// that a single row already keeps every thread busy, or hands out pieces through a counter. What comes after it column by
+// column (the activation after the gates, the rounding to int8 before the next layer) is done by the thread that made the
+// columns: moving them to another processor's cache would cost more than computing them.
 #pragma once
 
 #include <atomic>
@@ -54,6 +55,9 @@ struct Pass {
     int head_dim;
 };
 
+// Throws std::invalid_argument with the message unless the condition holds.
+void require(bool condition, const std::string& message);
+
 class Executor {
 public:
     Executor(std::shared_ptr<Team> team, const Kernels& kernels) : team_(std::move(team)), kernels_(kernels) {}
@@ -101,27 +105,38 @@ private:
         Array<float> scales, scaled_sums;
         Array<int32_t> sums;
 
-        Quantised view() const { return {codes.data(), scales.data(), sums.data(), scaled_sums.data()}; }
+        Quantised view(int rows) const {
+            return {codes.data(), scales.data(), sums.data(), scaled_sums.data(), rows};
+        }
     };
-    struct Columns {  // how an operation is split by columns: none if width is 0
-        int width, unit;
-        bool operator==(const Columns&) const = default;
+    // Work on columns [begin, end) of some rows, which reads nothing that is made elsewhere in the same operation.
+    using ColumnWork = std::function<void(int row_begin, int row_end, int begin, int end)>;
+    using Finish = ColumnWork;  // called when columns of an operation's output are complete
+    using Work = std::function<void(int thread, const Finish& finish)>;
+
+    struct Yield {  // what an operation finishes, and in which multiples of columns
+        int buffer, unit;
     };
+    // A barrier stands before each operation. Its followers need none: they run on columns just finished, in the same
+    // thread, while these are in its cache.
     struct Operation {
-        const char* name;
-        std::function<void(int thread)> work;
-        bool barrier;        // wait for all threads before it
+        std::string name;
+        Yield yields;
+        Work work;
+        std::vector<ColumnWork> followers = {};
+        std::function<void(int thread)> epilogue = {};  // run by each thread after its part of the work
         double seconds = 0;  // spent in it by all profiled passes, waiting for the other threads included
     };
+    struct LinearPlan;
     struct AttentionRun {  // rows of one request that are computed together
         int row_begin, row_end, segments;
     };
 
     Matrix matrix(int buffer) const;
+    bool is_wanted(int buffer) const { return buffers_.at(size_t(buffer)).wanted; }
     int rows_of(bool wanted) const { return wanted ? pass_.wanted_rows : pass_.rows; }
-    void record(const char* name, std::function<void(int)> work, Columns columns, bool reads_own_columns);
-    void record_columns(const char* name, int width, int unit, bool wanted, bool reads_own_columns,
-                        std::function<void(int rows, int begin, int end)> work);
+    void record(const char* name, Yield yields, Work work);
+    void record_columns(const char* name, int input, int out, int unit, ColumnWork work);
     void writes(int out) { buffers_.at(size_t(out)).fresh = false; }
     int quantise(int x);
     int counter();
@@ -136,7 +151,8 @@ private:
     std::vector<Operation> operations_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     bool profiling_ = false;
-    Columns last_columns_ = {0, 0};
+    std::shared_ptr<LinearPlan> last_plan_;
+    size_t last_linear_ = 0;  // the operation of last_plan_
     int vocabulary_ = 0;
     int attention_layers_ = 0, attention_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
 

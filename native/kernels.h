@@ -60,13 +60,21 @@ struct Weight {
 };
 
 // Rows of activations as int8, quantised per row and group of 32 as x = scale * code with scale = max|x| / 127.
-//   codes  [row / 8][group][step of 4 inputs][row % 8][4]
-//   scales, sums (of codes), scaled_sums (scale * sum): [row / 8][group][row % 8]
+// Rows are interleaved in blocks of 8; the last block has the rows that are left, w of them.
+//   codes  [row / 8][group][step of 4 inputs][w][4]
+//   scales, sums (of codes), scaled_sums (scale * sum): [row / 8][group][w]
 struct Quantised {
     int8_t* codes;
     float* scales;
     int32_t* sums;
     float* scaled_sums;
+    int rows;
+
+    // Rows of the block that `row` is in.
+    OUTRIDER_INLINE int block_rows(int row) const {
+        const int left = rows - row / kRowBlock * kRowBlock;
+        return left < kRowBlock ? left : kRowBlock;
+    }
 };
 
 // A float matrix [rows][stride].

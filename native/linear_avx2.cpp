@@ -20,9 +20,9 @@ inline __m256i broadcast4(const int8_t* p) {
     return _mm256_set1_epi32(word);
 }
 
-// dot[r][half] = sum over the group of code * activation, in 32 bits.
+// dot[r][half] = sum over the group of code * activation, in 32 bits; the steps of x lie `stride` bytes apart.
 template <Format kFormat, int kRows>
-inline void group_dots(const uint8_t* group, const int8_t* x, __m256i (*dot)[2]) {
+inline void group_dots(const uint8_t* group, const int8_t* x, size_t stride, __m256i (*dot)[2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (kFormat == Format::kQ8) {
         for (int r = 0; r < kRows; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
@@ -30,7 +30,7 @@ inline void group_dots(const uint8_t* group, const int8_t* x, __m256i (*dot)[2])
             for (int half = 0; half < 2; ++half) {
                 const __m256i w = load_bytes(group + s * 64 + half * 32), magnitude = _mm256_abs_epi8(w);
                 for (int r = 0; r < kRows; ++r) {
-                    const __m256i signed_x = _mm256_sign_epi8(broadcast4(x + s * 4 * kRowBlock + r * 4), w);
+                    const __m256i signed_x = _mm256_sign_epi8(broadcast4(x + s * stride + r * 4), w);
                     const __m256i pairs = _mm256_maddubs_epi16(magnitude, signed_x);
                     dot[r][half] = _mm256_add_epi32(dot[r][half], _mm256_madd_epi16(pairs, ones));
                 }
@@ -43,7 +43,7 @@ inline void group_dots(const uint8_t* group, const int8_t* x, __m256i (*dot)[2])
 #pragma GCC unroll 1  // unrolled further, GCC keeps more values alive than there are registers
         for (int s = 0; s < 4; ++s) {
             const __m256i first = load_bytes(group + s * 64), second = load_bytes(group + s * 64 + 32);
-            const int8_t* xs = x + s * 8 * kRowBlock;
+            const int8_t* xs = x + s * 2 * stride;
             const __m256i a0 = _mm256_and_si256(first, low), b0 = _mm256_and_si256(second, low);
             for (int r = 0; r < kRows; ++r) {
                 const __m256i v = broadcast4(xs + r * 4);
@@ -53,7 +53,7 @@ inline void group_dots(const uint8_t* group, const int8_t* x, __m256i (*dot)[2])
             const __m256i a1 = _mm256_and_si256(_mm256_srli_epi16(first, 4), low);
             const __m256i b1 = _mm256_and_si256(_mm256_srli_epi16(second, 4), low);
             for (int r = 0; r < kRows; ++r) {
-                const __m256i v = broadcast4(xs + 4 * kRowBlock + r * 4);
+                const __m256i v = broadcast4(xs + stride + r * 4);
                 sum[r][0] = _mm256_add_epi16(sum[r][0], _mm256_maddubs_epi16(a1, v));
                 sum[r][1] = _mm256_add_epi16(sum[r][1], _mm256_maddubs_epi16(b1, v));
             }
@@ -68,18 +68,18 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
     constexpr int kOffset = kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
-    const size_t first = size_t(row / kRowBlock) * groups;
-    const int lane = row % kRowBlock;
-    const int8_t* x = task.xq.codes + first * kGroup * kRowBlock + lane * 4;
-    const float* scales = task.xq.scales + first * kRowBlock + lane;
-    const float* scaled_sums = task.xq.scaled_sums + first * kRowBlock + lane;
-    const int32_t* sums = task.xq.sums + first * kRowBlock + lane;
+    const size_t first = size_t(row / kRowBlock) * kRowBlock * groups;
+    const int lane = row % kRowBlock, block_rows = task.xq.block_rows(row);
+    const int8_t* x = task.xq.codes + first * kGroup + lane * 4;
+    const float* scales = task.xq.scales + first + lane;
+    const float* scaled_sums = task.xq.scaled_sums + first + lane;
+    const int32_t* sums = task.xq.sums + first + lane;
 
     for (int r = 0; r < kRows; ++r) acc[r] = splat(0);
     for (int g = 0; g < groups; ++g) {
         for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch(data + kPrefetchAhead + line);
         __m256i dot[kRows][2];
-        group_dots<kFormat, kRows>(data, x, dot);
+        group_dots<kFormat, kRows>(data, x, size_t(block_rows) * 4, dot);
         const Vec scale = load_half(reinterpret_cast<const uint16_t*>(data + kCodes));
         for (int r = 0; r < kRows; ++r) {
             if constexpr (kOffset != 0) {
@@ -94,10 +94,10 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
             for (int r = 0; r < kRows; ++r) acc[r] = fma(minimum, splat(scaled_sums[r]), acc[r]);
         }
         data += kCodes + (kFormat == Format::kQ4Min ? 64 : 32);
-        x += kGroup * kRowBlock;
-        scales += kRowBlock;
-        scaled_sums += kRowBlock;
-        sums += kRowBlock;
+        x += kGroup * block_rows;
+        scales += block_rows;
+        scaled_sums += block_rows;
+        sums += block_rows;
     }
 }
 

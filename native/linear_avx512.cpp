@@ -38,11 +38,11 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
     constexpr int kOffset = kFormat == Format::kQ8 ? 128 : kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
-    const size_t first = size_t(row / kRowBlock) * groups;
-    const int8_t* x = task.xq.codes + first * kGroup * kRowBlock;
-    const float* scales = task.xq.scales + first * kRowBlock;
-    const float* scaled_sums = task.xq.scaled_sums + first * kRowBlock;
-    const int32_t* sums = task.xq.sums + first * kRowBlock;
+    const size_t first = size_t(row) * groups;  // whole blocks come before, and this one has kRows rows
+    const int8_t* x = task.xq.codes + first * kGroup;
+    const float* scales = task.xq.scales + first;
+    const float* scaled_sums = task.xq.scaled_sums + first;
+    const int32_t* sums = task.xq.sums + first;
 
     __m512 total[kRows];
     for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
@@ -54,7 +54,7 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
             dot[r] = kOffset ? _mm512_set1_epi32(-kOffset * sums[r]) : _mm512_setzero_si512();
         for (int s = 0; s < 8; ++s)
             for (int r = 0; r < kRows; ++r)
-                dot[r] = _mm512_dpbusd_epi32(dot[r], codes[s], broadcast4(x + s * 4 * kRowBlock + r * 4));
+                dot[r] = _mm512_dpbusd_epi32(dot[r], codes[s], broadcast4(x + (s * kRows + r) * 4));
         const __m512 scale = half_row(data + kCodes);
         for (int r = 0; r < kRows; ++r)
             total[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_set1_ps(scales[r])), scale,
@@ -65,10 +65,10 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
                 total[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(scaled_sums[r]), total[r]);
         }
         data += kCodes + (kFormat == Format::kQ4Min ? 64 : 32);
-        x += kGroup * kRowBlock;
-        scales += kRowBlock;
-        scaled_sums += kRowBlock;
-        sums += kRowBlock;
+        x += kGroup * kRows;
+        scales += kRows;
+        scaled_sums += kRows;
+        sums += kRows;
     }
     for (int r = 0; r < kRows; ++r) acc[r].v = total[r];
 }

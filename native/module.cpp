@@ -92,7 +92,7 @@ NB_MODULE(_native, m) {
         .def("swiglu", &Executor::swiglu, "gate_up"_a, "out"_a)
         .def("select", &Executor::select, "x"_a, "out"_a)
         .def("run", &run, "tokens"_a, "positions"_a, "slots"_a, "requests"_a, "tables"_a, "tail_starts"_a,
-             "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "keys"_a, "values"_a)
+             "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "keys"_a.noconvert(), "values"_a.noconvert())
         .def("output",
              [](Executor& self, int buffer, int rows) {
                  return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(

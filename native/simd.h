@@ -48,7 +48,7 @@ inline Vec load_bfloat(const uint16_t* p) {
 inline void store_codes(int8_t* p, Vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-// 2^n for whole n in [-126, 127].
+// 2^n for whole n in [-126, 127]; for NaN, anything.
 inline Vec exp2_whole(Vec n) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
@@ -167,7 +167,9 @@ inline Vec load_bfloat(const uint16_t* p) { OUTRIDER_LANES(bfloat_to_float(p[i])
 inline void store_codes(int8_t* p, const Vec& a) {
     for (int i = 0; i < kLanes; ++i) p[i] = a.v[i] == a.v[i] ? int8_t(int32_t(a.v[i])) : int8_t(0);
 }
-inline Vec exp2_whole(const Vec& n) { OUTRIDER_LANES(bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23)); }
+inline Vec exp2_whole(const Vec& n) {
+    OUTRIDER_LANES(n.v[i] == n.v[i] ? bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23) : n.v[i]);
+}
 inline Vec keep_first(const Vec& a, int count, float fill) { OUTRIDER_LANES(i < count ? a.v[i] : fill); }
 inline Vec zero_below(const Vec& a, float threshold, const Vec& b) { OUTRIDER_LANES(a.v[i] < threshold ? 0.0f : b.v[i]); }
 inline float max_magnitude_lane(float a, float b) {

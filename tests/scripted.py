@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
+
 from outrider.cache import BLOCK, KVCache
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
@@ -25,13 +26,14 @@ Law = Callable[[tuple[int, ...]], FloatArray]
 
 Draft = Callable[[DraftRequest], Proposal]
 
+SEVERAL = KVShape(layers=2, heads=2, head_dim=3)
+"""More than one of each, so that a move of only a part of an entry is noticed."""
+
 
 class ScriptedModel:
     """Fixture S of the fault list: a target that computes nothing but `law`."""
 
-    def __init__(
-        self, law: Law, *, vocabulary: int = 16, context: int = 256, kv_shape: KVShape = KVShape(2, 2, 3)
-    ) -> None:
+    def __init__(self, law: Law, *, vocabulary: int = 16, context: int = 256, kv_shape: KVShape = SEVERAL) -> None:
         self.law = law
         self.vocabulary_size = vocabulary
         self.context_length = context
@@ -52,19 +54,17 @@ class ScriptedModel:
         """The tokens that the row sees, as the cache holds them."""
         position, tail_start = int(rows.positions[row]), int(rows.tail_starts[row])
         table = rows.tables[rows.requests[row]]
-        indices = np.arange(tail_start)
-        slots = np.concatenate(
-            [
-                table[indices // BLOCK] * BLOCK + indices % BLOCK,
-                rows.tail_slots[rows.tail_offsets[row] : rows.tail_offsets[row + 1]],
-            ]
-        )
+        slots = (table[: -(-tail_start // BLOCK), None] * BLOCK + np.arange(BLOCK)).ravel()[:tail_start]
+        first, last = rows.tail_offsets[row : row + 2]
+        if first < last:
+            slots = np.concatenate([slots, rows.tail_slots[first:last]])
         block, place = np.divmod(slots, BLOCK)
         keys, values = cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
         tokens = keys[:, 0, 0, 0]
         seen = values[:, 0, 0, 0]
         assert seen.tolist() == list(range(position + 1)), f"the row of position {position} sees positions {seen}"
-        assert (keys == tokens[:, None, None, None]).all() and (values == seen[:, None, None, None]).all()
+        assert (keys == tokens[:, None, None, None]).all()
+        assert (values == seen[:, None, None, None]).all()
         assert slots[-1] == rows.slots[row], "the row does not see itself last"
         return tuple(tokens.tolist())
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.types import EMPTY, Proposal
-
 from tests.scripted import (
     ScriptedDrafter,
     ScriptedModel,
@@ -107,7 +107,7 @@ def test_drafted_counts_what_was_sent_to_verification():
 
 @pytest.mark.parametrize("max_batch", range(1, 9))
 def test_ragged_requests_do_not_touch_each_other(max_batch):
-    """B81, B84, B89: eight requests, each with prompt length, k and accepted tokens of its own, equal their solo runs."""
+    """B81, B84, B89: eight requests, each with its own prompt length, k and accepted tokens, equal their solo runs."""
     draft = accepted(LAW, lambda request: (len(request.tokens) * 7 + request.id) % 6, 5)
     prompts = [[(3 * i + j) % 16 for j in range(1 + 5 * i)] for i in range(8)]
     requests = [Request(prompt, SamplingParams(max_tokens=9 + 2 * i)) for i, prompt in enumerate(prompts)]
@@ -242,7 +242,8 @@ def test_logprobs_are_those_of_plain_decoding(draft):
     plain = generate(make_engine(ScriptedModel(LAW)), [7, 7], params)
     drafted = generate(make_engine(ScriptedModel(LAW), draft), [7, 7], params)
     assert drafted.logprobs == plain.logprobs
-    assert len(plain.logprobs) == 15 and len({entry.chosen for entry in plain.logprobs}) == 15
+    assert len(plain.logprobs) == 15
+    assert len({entry.chosen for entry in plain.logprobs}) == 15
 
 
 def test_the_drafter_observes_what_was_committed():

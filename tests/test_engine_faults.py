@@ -1,34 +1,31 @@
-"""What goes wrong stays where it went wrong: drafters that lie, rows that are NaN, passes that fail, cancelled requests."""
+"""What goes wrong stays where it is: drafters that lie, rows of NaN, passes that fail, cancelled requests."""
 
 from __future__ import annotations
 
 import logging
 import random
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+
 from outrider.cache import KVCache
 from outrider.errors import NumericError, RequestError
 from outrider.guard import sanitise
 from outrider.policy.ladder import Ladder
 from outrider.request import Request
 from outrider.sampling import SamplingParams
-from outrider.types import ROOT, Outcome, Proposal, Rows
-
+from outrider.types import ROOT, Proposal, Rows
 from tests.scripted import (
     Letters,
     ScriptedDrafter,
     ScriptedModel,
-    accepted,
     constant,
     drain,
     generate,
     greedy_text,
     make_engine,
     noisy,
-    one_hot,
     perfect,
     run,
     scattered,
@@ -150,9 +147,12 @@ def test_a_row_that_is_not_a_number_fails_its_request_alone(where):
     draft = perfect(LAW, 2) if where == "draft" else constant()
     bad, good = Request([9, 1, 1], SamplingParams(max_tokens=12)), Request([1, 2], SamplingParams(max_tokens=12))
     run(make_engine(ScriptedModel(law), draft), bad, good)
-    assert bad.finish_reason == "error" and isinstance(bad.error, NumericError)
-    assert bad.output == greedy_text(LAW, bad.prompt, len(bad.output)) and len(bad.output) <= poisoned - 3
-    assert good.output == greedy_text(LAW, good.prompt, 12) and good.error is None
+    assert bad.finish_reason == "error"
+    assert isinstance(bad.error, NumericError)
+    assert bad.output == greedy_text(LAW, bad.prompt, len(bad.output))
+    assert len(bad.output) <= poisoned - 3
+    assert good.output == greedy_text(LAW, good.prompt, 12)
+    assert good.error is None
 
 
 def test_an_id_that_the_tokenizer_lacks_fails_its_request_alone():
@@ -169,7 +169,8 @@ def test_an_id_that_the_tokenizer_lacks_fails_its_request_alone():
     run(make_engine(ScriptedModel(law), perfect(law), letters=Small()), bad, good)
     assert (bad.output, bad.text, bad.finish_reason) == ([1, 2], "bc", "error")
     assert "12" in str(bad.error)
-    assert good.output == [1, 2] and good.finish_reason == "length"
+    assert good.output == [1, 2]
+    assert good.finish_reason == "length"
 
 
 @pytest.mark.parametrize("failing", range(1, 9))
@@ -259,7 +260,8 @@ def test_an_impossible_request_is_refused_and_nothing_is_queued(request_, messag
     engine = make_engine(ScriptedModel(LAW), blocks=2)
     with pytest.raises(RequestError, match=message):
         engine.submit(request_)
-    assert engine.idle and engine.step() == []
+    assert engine.idle
+    assert engine.step() == []
 
 
 def test_a_request_cannot_be_submitted_twice():
@@ -276,102 +278,10 @@ def test_an_impossible_engine_is_refused(option):
         make_engine(ScriptedModel(LAW), **option)
 
 
-def path_not_moved(engine):
-    def commit(sequence, end, path):
-        sequence.length = end + len(path)
-        engine.cache.trim(sequence)
-
-    engine.cache.commit = commit
-
-
-def not_rolled_back(engine):
-    """Rejected nodes stay in the cache: its length is that of the whole proposal."""
-    reserve, commit, ends = engine.cache.reserve, engine.cache.commit, {}
-
-    def remember(work, proposals):
-        ends.update({id(w.sequence): w.end + len(p) for w, p in zip(work, proposals, strict=True)})
-        return reserve(work, proposals)
-
-    def keep(sequence, end, path):
-        commit(sequence, end, path)
-        if sequence.length < (length := ends[id(sequence)]):
-            sequence.length = length
-
-    engine.cache.reserve, engine.cache.commit = remember, keep
-
-
-def row_off_by_one(engine):
-    """Every verified row is read from its successor."""
-    forward = engine.target.forward
-
-    def shifted(rows, cache):
-        output = forward(rows, cache)
-        return replace(output, logits=np.roll(output.logits, -1, axis=0))
-
-    engine.target.forward = shifted
-
-
-def chain_for_tree(engine):
-    """Tree rows look along the positions instead of their own ancestors."""
-    reserve = engine.cache.reserve
-
-    def straight(work, proposals):
-        rows = reserve(work, proposals)
-        n = len(rows.tokens)
-        return replace(
-            rows,
-            tail_starts=rows.positions + 1,
-            tail_offsets=np.zeros(n + 1, np.int32),
-            tail_slots=np.zeros(0, np.int32),
-        )
-
-    engine.cache.reserve = straight
-
-
-def everything_accepted(engine):
-    submit = engine.scheduler.submit
-
-    def careless(request, detokeniser):
-        submit(request, detokeniser)
-        request.verify = lambda logits, proposal, params, noise: Outcome(
-            tuple(range(len(proposal))) if set(proposal.parents) <= set(range(-1, len(proposal) - 1)) else (),
-            int(logits[-1].argmax()),
-        )
-
-    engine.scheduler.submit = careless
-
-
-FAULTS = [path_not_moved, not_rolled_back, row_off_by_one, chain_for_tree, everything_accepted]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_noticed(fault):
-    """Negative controls of the oracles of these tests: each fault gives other text or trips an assertion."""
-    for draft in (accepted(LAW, lambda request: 1, 3), scattered(LAW)):
-        engine = make_engine(ScriptedModel(LAW), draft)
-        fault(engine)
-        try:
-            if generate(engine, [1, 2], SamplingParams(max_tokens=20)).output != greedy_text(LAW, [1, 2], 20):
-                return
-        except AssertionError:
-            return
-    pytest.fail("the fault went unnoticed")
-
-
-def test_a_plain_drafter_of_one_hot_logits_is_the_control_of_the_controls():
-    """Without a planted fault the same runs pass."""
-    for draft in (accepted(LAW, lambda request: 1, 3), scattered(LAW)):
-        request = generate(make_engine(ScriptedModel(LAW), draft), [1, 2], SamplingParams(max_tokens=20))
-        assert request.output == greedy_text(LAW, [1, 2], 20)
-
-
 def test_the_ladder_and_a_single_drafter_are_led_alike():
     """The guard works around a policy as around a drafter."""
     drafter = ScriptedDrafter(perfect(LAW, 4))
     request = generate(make_engine(ScriptedModel(LAW), Ladder([drafter])), [1, 2], SamplingParams(max_tokens=11))
-    assert request.drafters == ["scripted"] and request.stats.accepted == 8 and not drafter.alive
-
-
-def test_one_hot_scripts_are_what_they_say():
-    """Control of the fixture."""
-    assert one_hot(3).argmax() == 3 and script([4, 5])((0,)).argmax() == 4
+    assert request.drafters == ["scripted"]
+    assert request.stats.accepted == 8
+    assert not drafter.alive

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from outrider.errors import RequestError
 from outrider.request import Request
 from outrider.sampling import SamplingParams
-
 from tests.scripted import (
     LETTERS,
     Letters,

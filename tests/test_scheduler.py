@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from outrider.cache import BLOCK, KVCache
 from outrider.models.base import KVShape
 from outrider.request import Request
@@ -10,7 +11,6 @@ from outrider.sampling import SamplingParams
 from outrider.scheduler import Run, Scheduler
 from outrider.tokenizer.detokeniser import Detokeniser
 from outrider.types import EMPTY
-
 from tests.scripted import LETTERS
 
 
@@ -145,8 +145,10 @@ def test_then_the_youngest_gives_way_and_comes_back_first():
     step(cache, scheduler)  # both prompts
     step(cache, scheduler)  # the first fills its block
     assert [work.request for work in step(cache, scheduler)] == [first]
-    assert second.stats.preemptions == 1 and second.completion_tokens == 2
-    assert second.kv.length == 0 and list(scheduler.waiting) == [second, third]
+    assert second.stats.preemptions == 1
+    assert second.completion_tokens == 2
+    assert second.kv.length == 0
+    assert list(scheduler.waiting) == [second, third]
     while first.finish_reason is None:
         step(cache, scheduler)
     assert shape(step(cache, scheduler)) == [(0, 1, 7, True), (0, 7, 0, True)]

@@ -105,7 +105,7 @@ class Engine:
         scheduler, pool = self.scheduler, self.cache.pool
         held: list[int] = []
         for request in scheduler.running:
-            assert request.uncomputed >= 1 and request.left >= 1, "a running request has nothing left to do"
+            assert min(request.uncomputed, request.left) >= 1, "a running request has nothing left to do"
             assert len(request.kv.blocks) == self.cache.blocks_for(request.kv.length), "blocks do not follow the length"
             assert request.kv.table.tolist() == request.kv.blocks, "table and blocks differ"
             held += request.kv.blocks

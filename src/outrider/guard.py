@@ -1,4 +1,4 @@
-"""The engine's side of a drafter: it is untrusted, so what it does wrong is cut off here and costs speed, never text."""
+"""The engine's side of a drafter, which is untrusted: what it does wrong ends here, and costs speed, never text."""
 
 from __future__ import annotations
 

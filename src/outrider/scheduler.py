@@ -20,7 +20,7 @@ from outrider.verify import rule
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The part of a request in one step: its committed tokens start .. end - 1, then a proposal of at most `most` nodes.
+    """The part of a request in one step: committed tokens start .. end - 1, then a proposal of at most `most` nodes.
 
     wanted  the stretch reaches the last committed token, so the step commits at least one token more.
     """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from outrider.cache import BLOCK, KVCache, KVSequence
 from outrider.models.base import KVShape
 from outrider.types import EMPTY, ROOT, Proposal
@@ -41,7 +42,8 @@ def read(cache, sequence):
     """The numbers at the positions of a sequence; keys and values must agree everywhere."""
     block, place = np.divmod(np.array(sequence.slots(range(sequence.length)), int), BLOCK)
     keys, values = cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
-    assert (keys == keys[:, :1, :1, :1]).all() and (values == keys).all()
+    assert (keys == keys[:, :1, :1, :1]).all()
+    assert (values == keys).all()
     return keys[:, 0, 0, 0].tolist()
 
 
@@ -128,7 +130,8 @@ def test_a_reservation_is_undone_by_trim():
     stretch = Stretch([1, 2])
     first = cache.reserve([stretch], [Proposal.chain([3] * 60, "test")])
     cache.trim(stretch.sequence)
-    assert cache.pool.free == 4 and stretch.sequence.blocks == []
+    assert cache.pool.free == 4
+    assert stretch.sequence.blocks == []
     second = cache.reserve([stretch], [Proposal.chain([3] * 60, "test")])
     assert np.array_equal(first.slots, second.slots)
 
@@ -138,9 +141,12 @@ def test_release_gives_everything_back():
     stretch = Stretch(range(40))
     cache.reserve([stretch], [EMPTY])
     cache.commit(stretch.sequence, 40, ())
-    assert cache.pool.free == 2 and stretch.sequence.length == 40
+    assert cache.pool.free == 2
+    assert stretch.sequence.length == 40
     cache.release(stretch.sequence)
-    assert cache.pool.free == 4 and stretch.sequence.length == 0 and stretch.sequence.table.tolist() == []
+    assert cache.pool.free == 4
+    assert stretch.sequence.length == 0
+    assert stretch.sequence.table.tolist() == []
     cache.pool.check()
 
 
@@ -153,9 +159,12 @@ def test_the_table_grows_with_the_blocks():
 
 def test_storage_is_aligned_and_laid_out_as_promised():
     cache = KVCache(SHAPE, 5)
-    assert cache.keys.shape == (2, 5, 3, 4, BLOCK) and cache.values.shape == (2, 5, 3, BLOCK, 4)
+    assert cache.keys.shape == (2, 5, 3, 4, BLOCK)
+    assert cache.values.shape == (2, 5, 3, BLOCK, 4)
     for array in (cache.keys, cache.values):
-        assert array.dtype == np.uint16 and array.flags.c_contiguous and array.ctypes.data % 64 == 0
+        assert array.dtype == np.uint16
+        assert array.flags.c_contiguous
+        assert array.ctypes.data % 64 == 0
     assert cache.positions == 5 * BLOCK
 
 

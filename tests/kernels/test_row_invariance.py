@@ -4,21 +4,18 @@ nor on other requests, on the threads, on how a prompt is cut up, or on where an
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from outrider.cache import KVCache
-from outrider.kernels.native import NativeModel
 from outrider.models.base import CausalLM, KVShape
 from outrider.program import Program
-from outrider.types import Output, Rows
+from outrider.types import Rows
 from outrider.weights.gguf import TensorType
 from tests.kernels.operations import CASES, ROWS, Case, linear
 from tests.kernels.scenes import TREE, Heads, Text, attend, one_by_one
-from tests.kernels.workbench import KERNELS, NO_CACHE, assert_same_bits, native, plain_rows, record, run
+from tests.kernels.workbench import KERNELS, NO_CACHE, Faulty, assert_same_bits, native, plain_rows, record, run
 
 by_kernels = pytest.mark.parametrize("kernels", KERNELS)
 
@@ -87,22 +84,6 @@ def check_tree(make: Callable[[int], CausalLM], context: int) -> None:
 @by_kernels
 def test_attention_along_the_branches_of_a_tree(kernels: str, heads: Heads, context: int) -> None:
     check_tree(lambda threads: native(heads.program(), kernels, threads, heads.cache), context)
-
-
-class Faulty:
-    """A model one of whose numbers is off by one unit in the last place where `fault` says so of a pass."""
-
-    def __init__(self, model: NativeModel, fault: Callable[[Rows], bool]) -> None:
-        self.vocabulary_size, self.context_length, self.kv_shape = 1, model.context_length, model.kv_shape
-        self.model = model
-        self.fault = fault
-
-    def forward(self, rows: Rows, cache: KVCache) -> Output:
-        output = self.model.forward(rows, cache)
-        logits = output.logits.copy()
-        if self.fault(rows):
-            logits[0, -1] = np.nextafter(logits[0, -1], np.float32(np.inf))
-        return dataclasses.replace(output, logits=logits)
 
 
 def several_rows(rows: Rows) -> bool:

@@ -18,7 +18,7 @@ from outrider.kernels.native import NativeModel
 from outrider.kernels.reference import ReferenceModel
 from outrider.models.base import CausalLM, KVShape
 from outrider.program import Buffer, Program
-from outrider.types import EMPTY, FloatArray, Proposal, Rows
+from outrider.types import EMPTY, FloatArray, Output, Proposal, Rows
 from outrider.weights.gguf import TensorType
 from outrider.weights.weight import Weight
 
@@ -121,11 +121,29 @@ def chunks(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def read(model: CausalLM, cache: KVCache, sequence: KVSequence, tokens: Sequence[int], size: int = 10**9) -> FloatArray:
     """Compute and commit tokens, `size` at a time; the logits of all of them."""
-    logits = []
+    logits = [np.zeros((0, model.vocabulary_size), np.float32)]
     for chunk in chunks(tokens, size):
         logits.append(run(model, lay_out(cache, [Stretch(sequence, chunk)]), cache))
         cache.commit(sequence, sequence.length + len(chunk), ())
     return np.concatenate(logits)
+
+
+class Faulty:
+    """A model one of whose numbers is off by one unit in the last place where `fault` says so of a pass."""
+
+    def __init__(self, model: CausalLM, fault: Callable[[Rows], bool]) -> None:
+        self.vocabulary_size, self.context_length = model.vocabulary_size, model.context_length
+        self.kv_shape = model.kv_shape
+        self._model = model
+        self._fault = fault
+
+    def forward(self, rows: Rows, cache: KVCache) -> Output:
+        output = self._model.forward(rows, cache)
+        if not self._fault(rows):
+            return output
+        logits = output.logits.copy()
+        logits[0, -1] = np.nextafter(logits[0, -1], np.float32(np.inf))
+        return replace(output, logits=logits)
 
 
 def path(parents: Sequence[int], node: int) -> list[int]:

@@ -45,9 +45,9 @@ def test_with_float_weights_native_and_reference_agree(kernels: str, kind: Tenso
 @pytest.mark.parametrize("kind", QUANTISED)
 @by_kernels
 def test_with_quantised_weights_native_and_reference_agree(kernels: str, kind: TensorType, tmp_path: Path) -> None:
-    """The operations agree within 1e-5, but a number at the edge between two int8 codes may fall to either side of it.
+    """Operations agree within 1e-5, but then a number at the edge of two int8 codes may fall to either side of it.
 
-    Such a flip moves a few rows by as much as a rounding error; most rows have none. Without rounding, every row differs.
+    That moves a few rows by as much as a rounding error; most rows have none. Without rounding, every row differs.
     """
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=kind)
     actual = logits(native(path, kernels), TEXT)
@@ -93,12 +93,12 @@ def test_agrees_with_hugging_face(runtime: Callable[..., CausalLM], shape: dict[
 
 @by_runtime
 def test_scaled_frequencies_agree_with_hugging_face(runtime: Callable[..., CausalLM], tmp_path: Path) -> None:
-    """Llama 3.1: some frequencies are kept, some divided by 8, and those between by something between."""
+    """Llama 3.1's scaling: low frequencies are divided by 8, high ones kept, those between by something between."""
     path = tiny_llama(tmp_path / "tiny.gguf", hidden=128, rope_base=500.0)
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     oracle = HuggingFace(path, rope_type="llama3", **scaling)
     factors = (500.0 ** (-np.arange(0, 32, 2) / 32) / oracle.frequencies).astype(np.float32)
-    assert 1.01 < sorted(factors)[len(factors) // 2] < 7.99
+    assert {1, 8} < set(factors.round(5).tolist()), "some are kept, some divided by 8, some between"
     actual = logits(runtime(with_tensor(GGUF.open(path), "rope_freqs.weight", factors)), TEXT)
     assert_same_model(actual, oracle.logits(TEXT))
     with pytest.raises(AssertionError):  # negative control
@@ -106,13 +106,14 @@ def test_scaled_frequencies_agree_with_hugging_face(runtime: Callable[..., Causa
 
 
 class HuggingFace:
-    """transformers' LlamaForCausalLM in float32 on the weights of a tiny model; its cache rounds to halves, as ours does."""
+    """transformers' LlamaForCausalLM in float32 on a file's weights; its cache rounds to halves, as ours does."""
 
     def __init__(
         self, path: Path, *, rms_norm_eps: float | None = None, base: float | None = None, **rope: float | str
     ) -> None:
         torch = pytest.importorskip("torch")
         transformers = pytest.importorskip("transformers", minversion="5.0")
+        torch.set_num_threads(1)  # such small matrices are not worth waking a second
         gguf = GGUF.open(path)
         weights = float_weights(path)
         vocabulary, hidden = weights["token_embd.weight"].shape

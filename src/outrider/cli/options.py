@@ -1,7 +1,7 @@
 """Options that commands share, as dataclasses: `@grouped` makes a flag of each field of such a parameter.
 
-    @grouped
-    def chat(*, model: ModelOptions, sampling: SamplingOptions) -> None: ...
+@grouped
+def chat(*, model: ModelOptions, sampling: SamplingOptions) -> None: ...
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class SamplingOptions:
     ] = 0.0  # fmt: skip
     top_k: Annotated[int, flag("Only the k most probable tokens; 0: all.", panel=SAMPLING)] = 0
     top_p: Annotated[float, flag("Then the fewest whose probabilities reach p; 1: all.", panel=SAMPLING)] = 1.0
-    min_p: Annotated[
-        float, flag("Then those at least this times as probable as the best; 0: all.", panel=SAMPLING)
-    ] = 0.0
+    min_p: Annotated[float, flag("Then those at least this times as probable as the best; 0: all.", panel=SAMPLING)] = (
+        0.0
+    )
     seed: Annotated[
         int | None, flag("The same seed gives the same text, with or without speculation.", panel=SAMPLING)
     ] = None
@@ -83,7 +83,7 @@ class SamplingOptions:
         list[str] | None, flag("End the answer before this text. May be repeated.", panel=SAMPLING, metavar="TEXT")
     ] = None
     stop_token_id: Annotated[
-        list[int] | None, flag("End the answer at this token. May be repeated.", panel=SAMPLING)
+        list[int] | None, flag("End the answer at this token. May be repeated.", panel=SAMPLING, metavar="ID")
     ] = None
     ignore_eos: Annotated[
         bool, flag("Write on past the model's end-of-text tokens.", "--ignore-eos", panel=SAMPLING)
@@ -111,7 +111,7 @@ class SamplingOptions:
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with its dataclass parameters taken apart into their fields, for typer to see."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:

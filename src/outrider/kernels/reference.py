@@ -28,6 +28,8 @@ from outrider.types import FloatArray, Output, Rows
 from outrider.weights.gguf import TensorType
 
 GROUP = 32
+SMALLEST = np.float32(1e-36)
+"""A group of numbers no larger than this counts as zero: 127 / magnitude must be finite."""
 QUANTISED = frozenset({TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0})
 
 
@@ -82,7 +84,7 @@ class ReferenceModel:
                 return attend(operation, values[operation.qk.index], values[operation.v.index], rows, cache)
             case SwiGLU(gate_up):
                 gate, up = np.split(values[gate_up.index], 2, axis=1)
-                return gate / (np.float32(1) + np.exp(-gate)) * up
+                return (gate / (np.float32(1) + np.exp(-gate)) * up).astype(np.float32)
             case Select(x):
                 return values[x.index][rows.wanted]
 
@@ -97,9 +99,9 @@ def quantise(x: FloatArray) -> FloatArray:
     """x rounded to 255 levels per row and group of 32, symmetric about zero: the values that the int8 codes stand for."""
     groups = x.reshape(len(x), -1, GROUP)
     magnitude = np.abs(groups).max(axis=2, keepdims=True)
-    inverse = np.divide(np.float32(127), magnitude, out=np.zeros_like(magnitude), where=magnitude > 0)
-    codes = np.rint(groups * inverse)
-    return (codes * (magnitude / np.float32(127))).reshape(x.shape)
+    inverse = np.divide(np.float32(127), magnitude, out=np.zeros_like(magnitude), where=magnitude > SMALLEST)
+    rounded: FloatArray = np.rint(groups * inverse) * (magnitude / np.float32(127))
+    return rounded.reshape(x.shape)
 
 
 def rotate(x: FloatArray, angles: FloatArray, heads: int, head_dim: int, interleaved: bool) -> FloatArray:

@@ -35,11 +35,11 @@ def _cgroup_quota(root: Path) -> float | None:
     try:
         quota, period = (root / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         pass
     try:
         quota = (root / "cpu/cpu.cfs_quota_us").read_text()
         period = (root / "cpu/cpu.cfs_period_us").read_text()
         return None if int(quota) <= 0 else int(quota) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -6,7 +6,9 @@ SwiGLU feed-forward layers. Touvron et al. 2023 (arXiv 2302.13971); scaled frequ
 
 from __future__ import annotations
 
-from outrider.errors import UnsupportedModelError
+import numpy as np
+
+from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.models.base import KVShape, Recorded
 from outrider.program import Program
 from outrider.types import FloatArray
@@ -34,7 +36,7 @@ def record(gguf: GGUF) -> Recorded:
 
     program = Program()
     x = program.embed(embedding)
-    angles = program.angles(frequencies(base, rotary, tensors.optional_vector("rope_freqs.weight", rotary // 2)))
+    angles = program.angles(frequencies(base, rotary, _frequency_factors(gguf, tensors, rotary // 2)))
     for i in range(layers):
         block = f"blk.{i}."
         h = program.rms_norm(x, tensors.vector(block + "attn_norm.weight", hidden), epsilon)
@@ -73,7 +75,7 @@ def frequencies(base: float, rotary: int, factors: FloatArray | None) -> list[fl
 
 def _refuse_unsupported(gguf: GGUF, heads: int, kv_heads: int, head_dim: int, rotary: int) -> None:
     """What a file may legally say that this version would compute wrongly."""
-    checks = [
+    checks: list[tuple[str, object, bool, str]] = [
         ("llama.attention.head_count", heads, heads % kv_heads == 0, f"a multiple of head_count_kv, {kv_heads}"),
         ("llama.attention.key_length", head_dim, head_dim % 16 == 0, "a multiple of 16"),
         ("llama.rope.dimension_count", rotary, rotary % 2 == 0, "an even number"),
@@ -82,12 +84,22 @@ def _refuse_unsupported(gguf: GGUF, heads: int, kv_heads: int, head_dim: int, ro
     checks.append(("llama.attention.value_length", value_length, value_length == head_dim, f"{head_dim}"))
     experts = gguf.integer("llama.expert_count", default=0)
     checks.append(("llama.expert_count", experts, experts == 0, "0 (no mixture of experts)"))
+    scaling = gguf.text("llama.rope.scaling.type", default="linear")
+    if scaling != "none":
+        checks.append(("llama.rope.scaling.type", scaling, scaling == "linear", "none or linear"))
+        for field in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
+            factor = gguf.number(field, default=1.0)  # 0 stands for none in llama.cpp
+            checks.append((field, factor, factor in (0, 1), "1 (scaling only by the tensor rope_freqs.weight)"))
     for field, value, fits, expected in checks:
         if not fits:
             raise UnsupportedModelError(f"{gguf.path}: field {field!r} is {value}, this version supports {expected}")
-    scaling = gguf.text("llama.rope.scaling.type", default="none")
-    if scaling != "none" and "rope_freqs.weight" not in gguf.tensors:
-        raise UnsupportedModelError(
-            f"{gguf.path}: field 'llama.rope.scaling.type' is {scaling!r}, this version supports 'none' or scaling by "
-            "the tensor rope_freqs.weight"
-        )
+
+
+def _frequency_factors(gguf: GGUF, tensors: Tensors, count: int) -> FloatArray | None:
+    """What each frequency is divided by, if the file says so (Llama 3.1)."""
+    factors = tensors.optional_vector("rope_freqs.weight", count)
+    if factors is not None:
+        wrong = factors[~((factors > 0) & np.isfinite(factors))]
+        if len(wrong):
+            raise ModelFileError(f"{gguf.path}: tensor 'rope_freqs.weight' has {wrong[0]}, expected positive numbers")
+    return factors

@@ -1,0 +1,109 @@
+"""Every flag, set to something else than its default, is in force in the library (B123)."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from outrider.cli import app, options
+from outrider.llm import SPECULATIONS
+from outrider.sampling import SamplingParams
+
+
+def params(name, value):
+    return lambda llm, request: getattr(request.params, name) == value
+
+
+SHARED = {
+    "--model": (["Hello"], lambda llm, request: llm.name.endswith("tiny.gguf")),
+    "--speculation": (["off"], lambda llm, request: llm.speculation == "off" and not request.drafters),
+    "--context-length": (["99"], lambda llm, request: llm.context_length == 99),
+    "--threads": (["3"], lambda llm, request: llm.model.threads == 3),
+    "--system": (["Be brief."], lambda llm, request: "system\nBe brief." in llm.tokenizer.decode(request.prompt)),
+    "--max-tokens": (["7"], params("max_tokens", 7)),
+    "--temperature": (["0.5"], params("temperature", 0.5)),
+    "--top-k": (["9"], params("top_k", 9)),
+    "--top-p": (["0.25"], params("top_p", 0.25)),
+    "--min-p": (["0.125"], params("min_p", 0.125)),
+    "--seed": (["11"], params("seed", 11)),
+    "--acceptance": (["rejection", "-t", "1"], params("acceptance", "rejection")),
+    "--stop": (["a", "--stop", "bc"], params("stop", ("a", "bc"))),
+    "--stop-token-id": (["5", "--stop-token-id", "6"], params("stop_token_ids", (5, 6))),
+    "--ignore-eos": ([], params("ignore_eos", True)),
+}
+GENERATE = SHARED | {
+    "--raw": ([], lambda llm, request: request.prompt == llm.encode("Hello")),
+    "--logprobs": (["2", "--json"], params("logprobs", 2)),
+    "--prediction": (["FILE"], lambda llm, request: llm.tokenizer.decode(request.prediction) == "expected"),
+}
+OUTPUT = {"--prompts", "--output", "--json", "--show-drafts", "--compare"}  # tested by what they print
+SAMPLING = [flag for flag, (_, check) in SHARED.items() if check.__qualname__.startswith("params.")]
+
+
+def flags(command):
+    group = typer.main.get_command(app)
+    return {name for param in group.commands[command].params for name in param.opts if name.startswith("--")}
+
+
+def in_force(outrider, seen, command, flag, tmp_path):
+    """Whether the flag was seen by the library; also checks that without it the library sees something else."""
+    args, check = (GENERATE if command == "generate" else SHARED)[flag]
+    file = tmp_path / "expected.txt"
+    file.write_text("expected")
+    values = [str(file) if value == "FILE" else value for value in args]
+    start, stdin = (["Hello", "-n", "3"], None) if command == "generate" else (["-n", "3"], "Hello\n")
+    if flag != "--model":
+        assert outrider(command, *start, stdin=stdin).exit_code == 0
+        assert not check(*seen.pop()), f"{flag}: the check holds anyway"
+        args = [*start, flag, *values]
+    else:
+        args = start
+    result = outrider(command, *args, stdin=stdin)
+    assert result.exit_code == 0, result.output
+    return check(*seen.pop())
+
+
+@pytest.mark.parametrize("flag", GENERATE)
+def test_each_flag_of_generate_is_in_force(outrider, seen, flag, tmp_path):
+    assert in_force(outrider, seen, "generate", flag, tmp_path)
+
+
+@pytest.mark.parametrize("flag", SHARED)
+def test_each_flag_of_chat_is_in_force(outrider, seen, flag, tmp_path):
+    assert in_force(outrider, seen, "chat", flag, tmp_path)
+
+
+def test_no_flag_is_untested():
+    assert flags("generate") == GENERATE.keys() | OUTPUT
+    assert flags("chat") == SHARED.keys() | {"--show-drafts"}
+
+
+def test_every_sampling_parameter_is_a_flag():
+    names = {name.replace("_", "-") for name in SamplingParams.__dataclass_fields__}
+    assert {"--" + name.replace("token-ids", "token-id") for name in names} <= flags("generate")
+
+
+@pytest.mark.parametrize("flag", SAMPLING)
+def test_a_flag_that_is_dropped_would_show(outrider, seen, flag, tmp_path, monkeypatch):
+    """Negative control of `in_force`."""
+    monkeypatch.setattr(options.SamplingOptions, "params", lambda self, logprobs=None: SamplingParams(max_tokens=3))
+    assert not in_force(outrider, seen, "generate", flag, tmp_path)
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS)
+def test_help_names_every_speculation(outrider, speculation):
+    assert speculation in outrider("generate", "--help").stdout
+
+
+@pytest.mark.parametrize("value", [["--temperature", "-1"], ["--top-p", "0"], ["--speculation", "psychic"]])
+def test_an_impossible_value_is_one_line_that_names_it(outrider, value):
+    result = outrider("generate", "Hello", *value)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: " + value[0].lstrip("-").replace("-", "_"))
+    assert "allowed" in result.stderr
+
+
+def test_a_value_of_the_wrong_type_is_wrong_usage(outrider):
+    assert outrider("generate", "Hello", "--top-k", "many").exit_code == 2
