@@ -35,9 +35,7 @@ def describe_machine(*packages: str) -> str:
     )
 
 
-def interleave(
-    subjects: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 1
-) -> dict[str, list[float]]:
+def interleave(subjects: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
     """Calls each subject in turn, round after round; each returns its own figure of one run."""
     figures: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(warm_up + rounds):

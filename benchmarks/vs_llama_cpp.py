@@ -23,11 +23,11 @@ import llama_cpp
 import numpy as np
 
 from outrider import LLM, SamplingParams
-from outrider.cache import KVCache, KVSequence
+from outrider.cache import KVCache
 from outrider.kernels.native import NativeModel
 from outrider.models import record
-from outrider.scheduler import Work
 from outrider.request import Request
+from outrider.scheduler import Work
 from outrider.types import EMPTY, Proposal
 from outrider.weights import hub
 from outrider.weights.gguf import GGUF

@@ -1,4 +1,4 @@
-"""Is speculative text the plain text, token for token, on a real model? Drafters from perfect to malicious, and the check.
+"""Is speculative text the plain text, token for token, on a real model? Drafters from perfect to malicious.
 
 Used by test_exactness.py on a sample of prompts and by scripts/check_exactness on all of them.
 """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+
 from outrider import LLM, SamplingParams
 from outrider.types import Output, Rows
-
 from tests import exactness
 from tests.exactness import Texts, Tokens
 from tests.tiny import default_model
@@ -32,7 +31,7 @@ SEEDED = SamplingParams(max_tokens=64, temperature=0.8, top_p=0.95, seed=7)
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Plain]:
+def plain() -> Plain:
     model, path = default_model(), exactness.prompts_file()
     if model is None:
         pytest.skip("the default model is not in the cache: run `outrider generate hello` once")
@@ -40,13 +39,15 @@ def plain() -> Iterator[Plain]:
         pytest.skip("Spec-Bench's prompts are not here: set OUTRIDER_PROMPTS to their file")
     llm = LLM(model, speculation="off", context_length=2048)
     prompts = exactness.read_prompts(path, llm, sample=PER_GROUP)
-    yield Plain(llm, prompts, {p: exactness.generate(llm, prompts, p, None)[0] for p in (GREEDY, SEEDED)})
+    return Plain(llm, prompts, {p: exactness.generate(llm, prompts, p, None)[0] for p in (GREEDY, SEEDED)})
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_text_is_the_same_with_any_drafter(plain: Plain, params: SamplingParams, name: str) -> None:
-    candidates = exactness.drafters(plain.known(params), plain.llm.model.vocabulary_size, plain.llm.tokenizer.eos_ids[0])
+    candidates = exactness.drafters(
+        plain.known(params), plain.llm.model.vocabulary_size, plain.llm.tokenizer.eos_ids[0]
+    )
     drafter = next(drafter for drafter in candidates if drafter.name == name)
     texts, tokens_per_step = exactness.generate(plain.llm, plain.prompts, params, drafter)
     assert exactness.first_difference(plain.texts[params], texts) is None

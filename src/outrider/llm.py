@@ -1,10 +1,10 @@
 """The public API: a target and its drafters, loaded once, and texts from them.
 
-    llm = LLM("smollm2")
-    completion = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], SamplingParams(max_tokens=100))
-    completions = llm.generate(["Once upon a time", "def fibonacci(n):"])
-    for emitted in llm.stream("Once upon a time"):
-        print(emitted.text, end="")
+llm = LLM("smollm2")
+completion = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], SamplingParams(max_tokens=100))
+completions = llm.generate(["Once upon a time", "def fibonacci(n):"])
+for emitted in llm.stream("Once upon a time"):
+    print(emitted.text, end="")
 """
 
 from __future__ import annotations
@@ -168,15 +168,11 @@ class LLM:
             if emitted.finish_reason is not None:
                 yield index[emitted.request.id], completion(emitted.request)
 
-    def chat(
-        self, messages: Sequence[Message], params: SamplingParams = GREEDY, *, prediction: str = ""
-    ) -> Completion:
+    def chat(self, messages: Sequence[Message], params: SamplingParams = GREEDY, *, prediction: str = "") -> Completion:
         """The model's next message in a conversation."""
         return self.generate([messages], params, prediction=prediction)[0]
 
-    def stream(
-        self, prompt: Prompt, params: SamplingParams = GREEDY, *, prediction: str = ""
-    ) -> Iterator[Emitted]:
+    def stream(self, prompt: Prompt, params: SamplingParams = GREEDY, *, prediction: str = "") -> Iterator[Emitted]:
         """What each step adds to one text, as it comes. Closing the iterator cancels the request.
 
         The last item carries a finish reason; `completion(item.request)` then sums the request up.

@@ -71,9 +71,7 @@ class Proposal:
         """Only the first `nodes` nodes (topological order keeps every ancestor of a kept node)."""
         if nodes >= len(self.tokens):
             return self
-        return Proposal(
-            self.tokens[:nodes], self.parents[:nodes], self.drafter, self.estimates[:nodes], self.q[:nodes]
-        )
+        return Proposal(self.tokens[:nodes], self.parents[:nodes], self.drafter, self.estimates[:nodes], self.q[:nodes])
 
 
 EMPTY = Proposal()

@@ -29,6 +29,7 @@ def plain_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("OUTRIDER_THREADS", "1")  # two that spin would wait for each other on a busy machine
 
 
 @pytest.fixture

@@ -50,6 +50,13 @@ def test_a_reader_that_goes_away_ends_it_quietly(process):
     assert running.stderr.read() == b""
 
 
+def test_a_full_disk_is_one_line(process):
+    with open("/dev/full", "w") as full:
+        running = process("generate", "Hello", "-n", 5, stdout=full)
+    _, err = running.communicate(timeout=10)
+    assert (running.returncode, err) == (1, b"error: [Errno 28] No space left on device\n")
+
+
 def test_ctrl_c_is_ignored_where_the_shell_says_so(process):
     """As a script's background job, which must not die of a Ctrl-C meant for another."""
     running = process("generate", "-n", 3000, "Hello", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
@@ -72,6 +79,15 @@ def test_piped_stdin_is_the_prompt(process):
     running = process("generate", "-n", 3, "--json", stdin=subprocess.PIPE)
     out, _ = running.communicate("Hello 世界\n".encode(), timeout=10)
     assert json.loads(out)["completion_tokens"] == 3
+
+
+def test_a_chat_reads_utf8_in_any_locale(process):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    running = process("chat", "-n", 3, stdin=subprocess.PIPE, env=ascii_only)
+    _, err = running.communicate("世界\n".encode() + b"\xff\n", timeout=10)
+    assert running.returncode == 0
+    assert err.count(b"3 tokens, ") == 1
+    assert err.count(b"error: the text holds a lone surrogate") == 1
 
 
 def test_no_prompt_is_an_error(process):

@@ -3,7 +3,7 @@
     pip install llama-cpp-python gguf
     python tests/golden/make_tokenizer_vectors.py SmolLM2-135M-Instruct.Q4_1.gguf
 
-One vocabulary serves for all pre-tokenisers: a copy of the model's header, without weights, names another each time. It is
+One vocabulary serves for all pre-tokenisers: a copy of the model's header, without weights, names another each time. It's
 extended a little, since the model's own shows no difference between some of them: it has no numbers of several digits.
 """
 

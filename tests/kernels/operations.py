@@ -108,6 +108,29 @@ def swiglu(width: int) -> Case:
     )
 
 
+def gated(width: int, *, apart: bool = True, again: bool = False) -> Case:
+    """Gates and ups that are made together or apart, in one weight or two, and perhaps read by another layer too."""
+    matrices = {
+        name: weight(name, random(seed, width, 64), TensorType.Q4_1) for seed, name in enumerate(("gate", "up"))
+    }
+    both = weight("both", random(2, 2 * width, 64), TensorType.Q8_0)
+    down = weight("down", random(3, 33, width), TensorType.F16 if width % 32 else TensorType.Q4_0)
+    more = weight("more", random(4, 33, 2 * width), TensorType.F16)
+
+    def build(program: Program, swap: bool) -> Buffer:
+        names = ("up", "gate") if swap else ("gate", "up")
+        parts = [matrices[name] for name in names] if apart else [both]
+        gate_up = program.linear(inputs(program, 64, 1 if swap else 0), *parts)
+        out = program.linear(program.swiglu(gate_up), down)
+        return program.linear(gate_up, more, residual=out) if again else out
+
+    return Case(
+        f"gated layer {width}{'' if apart else ' in one'}{' read again' if again else ''}",
+        lambda p: build(p, swap=False),
+        lambda p: build(p, swap=True),
+    )
+
+
 def select() -> Case:
     return Case("select", lambda p: p.select(inputs(p, 40)), lambda p: p.select(inputs(p, 40, 1)))
 
@@ -146,6 +169,10 @@ def _cases() -> Iterator[Case]:
         yield rope(80, 32, interleaved)
         yield rope(16, 6, interleaved)
     yield from map(swiglu, (7, 16, 40, 96))
+    yield from map(gated, (7, 16, 40, 48, 64, 96))
+    yield gated(64, apart=False)
+    yield gated(48, again=True)
+    yield gated(64, again=True)
     yield select()
     yield block()
 

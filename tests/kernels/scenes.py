@@ -17,6 +17,7 @@ from outrider.cache import BLOCK, KVCache, KVSequence
 from outrider.models.base import CausalLM, KVShape
 from outrider.program import Program
 from outrider.types import EMPTY, ROOT, FloatArray, Proposal, Rows
+from outrider.weights.gguf import TensorType
 from tests.kernels.workbench import Stretch, fragment, lay_out, path, random, read, run, weight
 
 VOCABULARY = 64
@@ -31,12 +32,18 @@ class Heads:
     kv_heads: int
     head_dim: int
 
+    def __str__(self) -> str:
+        return f"{self.heads} on {self.kv_heads} of {self.head_dim}"
+
     @property
     def cache(self) -> KVShape:
         return KVShape(layers=2, heads=self.kv_heads, head_dim=self.head_dim)
 
-    def program(self, scale_queries: float = 1.0) -> Program:
-        """Attention in the second of two layers; values are columns in the midst of their buffer."""
+    def program(self, *, scale_queries: float = 1.0, projection: TensorType | None = None) -> Program:
+        """Attention in the second of two layers; values are columns in the midst of their buffer.
+
+        With `projection`, a linear layer of 20 outputs follows, whose weight is of that type.
+        """
         widths = (self.heads * self.head_dim, self.kv_heads * self.head_dim)
         qk = random(0, VOCABULARY, sum(widths))
         qk[:, : widths[0]] *= np.float32(scale_queries)
@@ -50,6 +57,8 @@ class Heads:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
         )
+        if projection is not None:
+            attended = program.linear(attended, weight("projection", random(2, 20, widths[0]), projection))
         program.output("logits", attended)
         return program
 

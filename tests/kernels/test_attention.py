@@ -13,6 +13,7 @@ import pytest
 
 from outrider.cache import KVCache
 from outrider.types import FloatArray, Rows
+from outrider.weights.gguf import TensorType
 from tests.kernels.scenes import TREE, Heads, Text, place
 from tests.kernels.workbench import KERNELS, native, reference, run
 
@@ -56,7 +57,7 @@ def assert_close(actual: FloatArray, expected: FloatArray, peak: float = 1.0) ->
 
 
 @by_scene
-@pytest.mark.parametrize("heads", SHAPES, ids=lambda h: f"{h.heads} on {h.kv_heads} of {h.head_dim}")
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
 @by_kernels
 def test_attention_agrees_with_the_reference(kernels: str, heads: Heads, scene: tuple[Text, ...]) -> None:
     cache, rows = place(scene, heads.cache)
@@ -76,6 +77,21 @@ def test_attention_agrees_when_few_positions_have_all_the_weight(kernels: str) -
     oracle_cache, _ = place(scene, heads.cache)
     actual = run(native(program, kernels, shape=heads.cache), rows, cache)
     assert_close(actual, run(reference(program, heads.cache), rows, oracle_cache), peak)
+
+
+@pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.F32])
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(6, 2, 16), *SHAPES[1:4]], ids=str)
+@by_kernels
+def test_a_layer_after_attention_reads_what_was_attended(kernels: str, heads: Heads, kind: TensorType) -> None:
+    """Where the layer rounds its inputs, one at the edge of two codes may fall to either side, in a few rows."""
+    program = heads.program(projection=kind)
+    for threads, name in ((1, "one tree"), (2, "one tree"), (2, "a long chunk"), (3, "all at once")):
+        cache, rows = place(SCENES[name], heads.cache)
+        oracle_cache, _ = place(SCENES[name], heads.cache)
+        actual = run(native(program, kernels, threads, heads.cache), rows, cache)
+        errors = np.abs(actual - run(reference(program, heads.cache), rows, oracle_cache)).max(axis=1)
+        assert np.median(errors) < 1e-4
+        assert errors.max() < (1e-4 if kind == TensorType.F32 else 0.5)
 
 
 def swapped_tail(rows: Rows) -> Rows:

@@ -64,7 +64,7 @@ def check_chain(make: Callable[[int], CausalLM], context: int) -> None:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("heads", SHAPES, ids=lambda h: f"{h.heads} on {h.kv_heads} of {h.head_dim}")
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
 @by_kernels
 def test_attention_along_a_chain(kernels: str, heads: Heads, context: int) -> None:
     check_chain(lambda threads: native(heads.program(), kernels, threads, heads.cache), context)
@@ -80,10 +80,19 @@ def check_tree(make: Callable[[int], CausalLM], context: int) -> None:
 
 
 @pytest.mark.parametrize("context", [0, 26, 250, 508])
-@pytest.mark.parametrize("heads", SHAPES, ids=lambda h: f"{h.heads} on {h.kv_heads} of {h.head_dim}")
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
 @by_kernels
 def test_attention_along_the_branches_of_a_tree(kernels: str, heads: Heads, context: int) -> None:
     check_tree(lambda threads: native(heads.program(), kernels, threads, heads.cache), context)
+
+
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(6, 2, 16), Heads(3, 1, 64)], ids=str)
+@by_kernels
+def test_a_quantised_layer_after_attention(kernels: str, heads: Heads) -> None:
+    program = heads.program(projection=TensorType.Q4_1)
+    for check in (check_chain, check_tree):
+        for context in (20, 600):
+            check(lambda threads: native(program, kernels, threads, heads.cache), context)
 
 
 def several_rows(rows: Rows) -> bool:

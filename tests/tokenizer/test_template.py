@@ -34,7 +34,7 @@ def test_a_conversation_is_rendered_turn_by_turn() -> None:
     [
         ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
         (
-            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "{% for i in range(8) %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
             "013",
         ),
         (
@@ -124,9 +124,10 @@ def test_a_template_that_fails_is_reported(template: str) -> None:
 def test_a_template_cannot_reach_pythons_insides_or_change_its_input(template: str) -> None:
     """What it may not see is undefined: nothing if written out, an error if used."""
     try:
-        assert render(template) == ""
-    except ModelError as error:
-        assert re.search("SecurityError|UndefinedError", str(error))
+        text = render(template)
+    except ModelError as refused:
+        text = re.sub(".*(SecurityError|UndefinedError).*", "", str(refused), flags=re.DOTALL)
+    assert text == ""
 
 
 def test_jinja_without_a_sandbox_reaches_pythons_insides() -> None:
@@ -138,7 +139,7 @@ def test_jinja_without_a_sandbox_reaches_pythons_insides() -> None:
     "template",
     [
         "{% for i in range(10 ** 9) %}{% endfor %}",
-        "{% set r = range(90000) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% set r = range(9000) %}{% for a in r %}{% for b in r %}{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
         "{% set r = range(90000) %}{% for a in r if a > 5 %}{% for b in r if b < 0 %}{% endfor %}{% endfor %}",
         "{{ 'a' * 10 ** 9 }}",
         "{{ 1000000000 * 'a' }}",

@@ -138,7 +138,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"token_type": [1]}, "token_type has 1 values; expected one for each of the 264 tokens"),
         ({"token_type": [1.5] * 264}, "token_type is .*; expected an array of integers"),
         ({"merges": ["he"]}, "merges has 'he'; expected two tokens with a space between"),
-        ({"merges": ["h o"]}, "merges has 'h o'; .* whose union is a token"),
+        ({"merges": ["h o"]}, "merges has 'h o'; .* that join to a token"),
         ({"merges": ["h ee"]}, "merges has 'h ee'"),
         ({"tokens": ["a"] * 264, "merges": []}, "tokens has 'a' twice, as ids 0 and 263"),
         ({"eos_token_id": 264}, "eos_token_id is 264; expected an id below 264"),

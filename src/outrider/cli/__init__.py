@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
@@ -29,10 +30,11 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            display.abandon_stdout()
+            display.settle_stdout()
             raise typer.Exit(141) from None
         except (OutriderError, OSError) as error:
             display.report(error)
+            display.settle_stdout()
             raise typer.Exit(1) from None
 
 
@@ -70,6 +72,12 @@ def outrider(
 
 def main() -> None:
     """The entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]  # also under LANG=C
+    # UTF-8 also under LANG=C. Bytes that are none become surrogates, which the tokenizer refuses with a clear error.
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
     app()

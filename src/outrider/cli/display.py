@@ -48,7 +48,7 @@ class Answer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._open and kind is not BrokenPipeError:
+        if self._open and not (kind and issubclass(kind, OSError)):  # else stdout takes nothing any more
             print(flush=True)
 
     def add(self, emitted: Emitted) -> None:
@@ -112,9 +112,12 @@ def report(error: Exception) -> None:
     _stderr().print(Text.assemble(("error: ", "bold red"), printable(message)))
 
 
-def abandon_stdout() -> None:
-    """Nobody reads stdout any more: let the interpreter flush it into nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def settle_stdout() -> None:
+    """Flush stdout; if nobody takes what is left, let the interpreter flush it into nothing."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Download:

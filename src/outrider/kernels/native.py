@@ -139,12 +139,9 @@ class _Lowering:
 
     def _place(self, buffer: Buffer) -> int:
         """Memory for a buffer that is about to be written."""
-        for i, (old, place) in enumerate(self.free):
-            if (old.width, old.wanted) == (buffer.width, buffer.wanted):
-                del self.free[i]
-                break
-        else:
-            place = self.executor.buffer(buffer.width, buffer.wanted)
+        shape = (buffer.width, buffer.wanted)
+        found = next((i for i, (old, _) in enumerate(self.free) if (old.width, old.wanted) == shape), None)
+        place = self.executor.buffer(*shape) if found is None else self.free.pop(found)[1]
         self.places[buffer.index] = place
         return place
 
@@ -173,9 +170,7 @@ class _Lowering:
                 executor.rope(at[x.index], at[angles.index], heads, head_dim, interleaved, place)
             case Attention(qk, v, column, layer, heads, kv_heads, head_dim, scale, out):
                 place = self._place(out)
-                executor.attention(
-                    at[qk.index], at[v.index], column, layer, heads, kv_heads, head_dim, scale, place
-                )
+                executor.attention(at[qk.index], at[v.index], column, layer, heads, kv_heads, head_dim, scale, place)
             case SwiGLU(gate_up, out):
                 executor.swiglu(at[gate_up.index], self._place(out))
             case Select(x, out):

@@ -55,9 +55,7 @@ class ReferenceModel:
         logits = outputs.pop("logits")
         return Output(logits, {int(name.removeprefix("tap.")): value for name, value in outputs.items()})
 
-    def _compute(
-        self, operation: Operation, values: dict[int, FloatArray], rows: Rows, cache: KVCache
-    ) -> FloatArray:
+    def _compute(self, operation: Operation, values: dict[int, FloatArray], rows: Rows, cache: KVCache) -> FloatArray:
         match operation:
             case Embed(weight):
                 return self._matrix(weight.name, operation)[rows.tokens]
@@ -96,7 +94,7 @@ class ReferenceModel:
 
 
 def quantise(x: FloatArray) -> FloatArray:
-    """x rounded to 255 levels per row and group of 32, symmetric about zero: the values that the int8 codes stand for."""
+    """x rounded to 255 levels per row and group of 32, symmetric about zero: what the int8 codes stand for."""
     groups = x.reshape(len(x), -1, GROUP)
     magnitude = np.abs(groups).max(axis=2, keepdims=True)
     inverse = np.divide(np.float32(127), magnitude, out=np.zeros_like(magnitude), where=magnitude > SMALLEST)
@@ -109,7 +107,10 @@ def rotate(x: FloatArray, angles: FloatArray, heads: int, head_dim: int, interle
     half = angles.shape[1] // 2
     cos, sin = angles[:, None, :half], angles[:, None, half:]
     a = x[:, : heads * head_dim].reshape(len(x), heads, head_dim)
-    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    if interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(half), slice(half, 2 * half)
     out = a.copy()
     out[:, :, first] = a[:, :, first] * cos - a[:, :, second] * sin
     out[:, :, second] = a[:, :, first] * sin + a[:, :, second] * cos

@@ -142,7 +142,7 @@ def build_encoder(vocabulary: Vocabulary, source: str) -> tokenizers.Tokenizer:
         left, _, right = merge.partition(" ")
         if left not in ids or right not in ids or left + right not in ids:
             raise ModelFileError(
-                f"{source}: {_PREFIX}merges has {merge!r}; expected two tokens with a space between, whose union is a token"
+                f"{source}: {_PREFIX}merges has {merge!r}; expected two tokens, a space between, that join to a token"
             )
         merges.append((left, right))
 

@@ -2,7 +2,7 @@
 
 The names are llama.cpp's (`llama-vocab.cpp`), the rules are those of the models' own `tokenizer.json`. The two agree,
 except that llama.cpp has no Unicode normalisation (Qwen's files ask for NFC) and does not read `'ſ` as `'s`, as the
-case-insensitive contractions of Llama 3 and Qwen do. There we follow `tokenizer.json`, with which the models were trained.
+case-insensitive contractions of Llama 3 and Qwen do. There we follow `tokenizer.json`, as the models were trained.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ChatTemplate:
     """Renders conversations as Hugging Face's `apply_chat_template` does, with the same globals and filters."""
 
     def __init__(self, text: str, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `text`, the template of the model file `source`; `special_tokens`: "bos_token" -> its text, and so on.
+        """Compile `text`, the template of the file `source`; `special_tokens`: "bos_token" -> its text, and so on.
 
         Raises ModelFileError if the template is too long or not valid Jinja.
         """
@@ -78,7 +78,7 @@ class ChatTemplate:
             ):
                 sandbox.spend(len(piece))
                 pieces.append(piece)
-        except _Refused as refusal:
+        except _RefusedError as refusal:
             raise RequestError(f"the chat template of {self._source} refuses these messages: {refusal}") from refusal
         except Exception as error:  # foreign code may raise anything
             raise ModelError(f"{self._source}: tokenizer.chat_template failed: {_describe(error)}") from error
@@ -100,7 +100,7 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The template called raise_exception: it does not accept these messages."""
 
 
@@ -212,7 +212,7 @@ def _size_of_product(left: object, right: object) -> int:
 
 
 def _refuse(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _RefusedError(message)
 
 
 def _strftime_now(form: str) -> str:

@@ -1,4 +1,4 @@
-"""One weight matrix as its file stores it: what a `Program` refers to, and what each runtime turns into its own form."""
+"""One weight matrix as its file stores it: a `Program` refers to it, and each runtime turns it into its own form."""
 
 from __future__ import annotations
 
