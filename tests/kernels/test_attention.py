@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from outrider.cache import KVCache
+from outrider.program import Buffer, Program
 from outrider.types import FloatArray, Rows
 from outrider.weights.gguf import TensorType
-from tests.kernels.scenes import TREE, Heads, Text, place
-from tests.kernels.workbench import KERNELS, native, reference, run
+from tests.kernels.scenes import LAYER, TREE, VOCABULARY, Heads, Text, place
+from tests.kernels.workbench import KERNELS, native, random, record, reference, run, weight
 
 SHAPES = (
     Heads(1, 1, 16),
@@ -92,6 +93,37 @@ def test_a_layer_after_attention_reads_what_was_attended(kernels: str, heads: He
         errors = np.abs(actual - run(reference(program, heads.cache), rows, oracle_cache)).max(axis=1)
         assert np.median(errors) < 1e-4
         assert errors.max() < (1e-4 if kind == TensorType.F32 else 0.5)
+
+
+def keys_are_values(program: Program, heads: Heads) -> Buffer:
+    x = program.embed(weight("x", random(0, VOCABULARY, (heads.heads + heads.kv_heads) * heads.head_dim)))
+    return attend_to(program, heads, x, x)
+
+
+def gates_are_values(program: Program, heads: Heads) -> Buffer:
+    width = (heads.heads + heads.kv_heads) * heads.head_dim
+    x = program.embed(weight("x", random(0, VOCABULARY, 64)))
+    gate_up = program.linear(x, weight("gate", random(1, width, 64)), weight("up", random(2, width, 64)))
+    return attend_to(program, heads, program.swiglu(gate_up), gate_up)
+
+
+def attend_to(program: Program, heads: Heads, qk: Buffer, v: Buffer) -> Buffer:
+    shape = {"heads": heads.heads, "kv_heads": heads.kv_heads, "head_dim": heads.head_dim}
+    return program.attention(qk, v, value_column=0, layer=LAYER, **shape)
+
+
+@pytest.mark.parametrize("build", [keys_are_values, gates_are_values])
+@by_kernels
+def test_values_may_be_made_together_with_keys(kernels: str, build: Callable[[Program, Heads], Buffer]) -> None:
+    """The values that a thread stores with its keys are then made by other threads."""
+    heads, scene = Heads(3, 1, 32), SCENES["a long chunk"]
+    program = record(lambda p: build(p, heads))
+    cache, rows = place(scene, heads.cache)
+    oracle = run(reference(program, heads.cache), rows, cache)
+    for threads in (1, 2, 3) * 5:
+        cache, rows = place(scene, heads.cache)
+        errors = np.abs(run(native(program, kernels, threads, heads.cache), rows, cache) - oracle)
+        assert errors.max() < 1e-4 * np.abs(oracle).max()
 
 
 def swapped_tail(rows: Rows) -> Rows:
