@@ -268,7 +268,8 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
     };
     // Whoever has rotated a key stores it, with its value; that must have been made before, not in the same operation.
     const bool value_is_older = qk != v && !operations_.empty() && operations_.back().followers.empty();
-    record_columns("write_kv", value_is_older ? qk : -1, qk, head_dim, [=, this](int row_begin, int row_end, int begin, int end) {
+    const int input = value_is_older ? qk : -1;
+    record_columns("write_kv", input, qk, head_dim, [=, this](int row_begin, int row_end, int begin, int end) {
         const Matrix keys = {matrix(qk).data + heads * head_dim, width(qk)};
         const Matrix values = {matrix(v).data + value_column, width(v)};
         const int first = std::max(begin / head_dim - heads, 0), last = end / head_dim - heads;
