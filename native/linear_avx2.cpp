@@ -77,7 +77,7 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
 
     for (int r = 0; r < kRows; ++r) acc[r] = splat(0);
     for (int g = 0; g < groups; ++g) {
-        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch(data + kPrefetchAhead + line);
+        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(data + kPrefetchAhead + line);
         __m256i dot[kRows][2];
         group_dots<kFormat, kRows>(data, x, size_t(block_rows) * 4, dot);
         const Vec scale = load_half(reinterpret_cast<const uint16_t*>(data + kCodes));

@@ -240,7 +240,10 @@ inline float largest(const Vec& a) {
 inline float largest_magnitude(const Vec& a) { return reduce(a, max_magnitude_lane); }
 #endif
 
+// Into all caches, or, for what is used once and then not for a whole pass, into the nearest one only: streaming the weights
+// through the larger caches would throw out the activations, the KV cache and the Python interpreter each time.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 
 // e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a degree-6 Taylor polynomial.

@@ -194,6 +194,8 @@ class LLM:
         Raises RequestError if the prompt is neither text, token ids, nor messages, or if it could never run.
         """
         expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
+        if self.speculation == "off":
+            max_draft = 0
         request = Request(self.encode(prompt), params, prediction=tuple(expected), max_draft=max_draft)
         self.engine.scheduler.check(request)
         return request

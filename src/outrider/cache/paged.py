@@ -141,13 +141,14 @@ class KVCache:
         tables = np.zeros((len(work), max((len(stretch.sequence.blocks) for stretch in work), default=0)), np.int32)
         for table, stretch in zip(tables, work, strict=True):
             table[: len(stretch.sequence.blocks)] = stretch.sequence.table
+        per_row = np.array((tokens, positions, slots, requests, tail_starts), np.int32)  # one array is faster than five
         return Rows(
-            tokens=np.array(tokens, np.int32),
-            positions=np.array(positions, np.int32),
-            slots=np.array(slots, np.int32),
-            requests=np.array(requests, np.int32),
+            tokens=per_row[0],
+            positions=per_row[1],
+            slots=per_row[2],
+            requests=per_row[3],
             tables=tables,
-            tail_starts=np.array(tail_starts, np.int32),
+            tail_starts=per_row[4],
             tail_offsets=np.array(tail_offsets, np.int32),
             tail_slots=np.array(tail_slots, np.int32),
             wanted=np.array(wanted, np.int32),
