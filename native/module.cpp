@@ -54,6 +54,7 @@ void run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints reque
 
 NB_MODULE(_native, m) {
     m.doc() = "Outrider's native core.";
+    nb::set_leak_warnings(false);  // an object that is alive when the interpreter ends is no user's concern
 
     m.def("best_kernels", [] { return std::string(best_kernels().name); });
     m.def("can_run", [](const std::string& name) { return find_kernels(name.c_str()) != nullptr; }, "name"_a);
@@ -62,13 +63,16 @@ NB_MODULE(_native, m) {
         .def(nb::init<int>(), "threads"_a)
         .def_prop_ro("size", &Team::size);
 
+    nb::class_<Arena>(m, "Arena").def(nb::init<>());
+
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__",
-             [](PackedWeight* self, const std::string& type, Bytes raw, int outputs, int inputs) {
+             [](PackedWeight* self, std::shared_ptr<Arena> arena, const std::string& type, Bytes raw, int outputs,
+                int inputs) {
                  nb::gil_scoped_release release;
-                 new (self) PackedWeight(type, raw.data(), raw.shape(0), outputs, inputs);
+                 new (self) PackedWeight(std::move(arena), type, raw.data(), raw.shape(0), outputs, inputs);
              },
-             "type"_a, "raw"_a, "outputs"_a, "inputs"_a)
+             "arena"_a, "type"_a, "raw"_a, "outputs"_a, "inputs"_a)
         .def_prop_ro("outputs", [](const PackedWeight& w) { return w.view().outputs; })
         .def_prop_ro("inputs", [](const PackedWeight& w) { return w.view().inputs; })
         .def_prop_ro("bytes", &PackedWeight::bytes);

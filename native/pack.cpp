@@ -6,6 +6,10 @@
 #include <new>
 #include <stdexcept>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace outrider {
 namespace {
 
@@ -53,7 +57,31 @@ void pack_block(Format format, const uint8_t* block, uint8_t* group, int lane) {
 
 }  // namespace
 
-PackedWeight::PackedWeight(const std::string& type, const uint8_t* raw, size_t size, int outputs, int inputs) {
+Arena::~Arena() {
+    for (uint8_t* chunk : chunks_) std::free(chunk);
+}
+
+uint8_t* Arena::allocate(size_t size) {
+    constexpr size_t kLargePage = size_t(2) << 20, kChunk = 16 * kLargePage;
+    size = (size + 63) / 64 * 64;
+    if (capacity_ - used_ < size) {
+        const size_t capacity = std::max(kChunk, (size + kLargePage - 1) / kLargePage * kLargePage);
+        auto* chunk = static_cast<uint8_t*>(std::aligned_alloc(kLargePage, capacity));
+        if (!chunk) throw std::bad_alloc();
+        chunks_.push_back(chunk);
+        used_ = 0;
+        capacity_ = capacity;
+#if defined(__linux__)
+        madvise(chunk, capacity, MADV_HUGEPAGE);  // a wish: without it everything works, slower
+#endif
+    }
+    used_ += size;
+    return chunks_.back() + used_ - size;
+}
+
+PackedWeight::PackedWeight(std::shared_ptr<Arena> arena, const std::string& type, const uint8_t* raw, size_t size,
+                           int outputs, int inputs)
+    : arena_(std::move(arena)) {
     const Storage& storage = find_storage(type);
     if (outputs < 1 || inputs < 1 || inputs % storage.block != 0)
         throw std::invalid_argument("a weight of type " + type + " needs inputs in multiples of " +
@@ -63,13 +91,12 @@ PackedWeight::PackedWeight(const std::string& type, const uint8_t* raw, size_t s
 
     weight_ = {storage.format, outputs, inputs, nullptr};
     const size_t per_tile = tile_bytes(storage.format, inputs);
-    bytes_ = (per_tile * size_t(weight_.tiles()) + 63) / 64 * 64;
-    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, bytes_)));
-    if (!memory_) throw std::bad_alloc();
-    weight_.data = memory_.get();
+    bytes_ = per_tile * size_t(weight_.tiles());
+    uint8_t* memory = arena_->allocate(bytes_);
+    weight_.data = memory;
 
     for (int tile = 0; tile < weight_.tiles(); ++tile) {
-        uint8_t* out = memory_.get() + size_t(tile) * per_tile;
+        uint8_t* out = memory + size_t(tile) * per_tile;
         const int lanes = std::min(kTile, outputs - tile * kTile);
         if (lanes < kTile) std::memset(out, 0, per_tile);
         const uint8_t* rows = raw + size_t(tile) * kTile * row_bytes;

@@ -160,7 +160,7 @@ def test_any_pass_is_computed_or_refused(changes: list[tuple[str, int, int]], ke
 )
 def test_weights_that_do_not_fit_their_bytes_are_refused(kind: str, size: int, outputs: int, inputs: int) -> None:
     with pytest.raises(ValueError, match=r"bytes do not match|multiples of|no kernel"):
-        _native.PackedWeight(kind, np.zeros(size, np.uint8), outputs, inputs)
+        _native.PackedWeight(_native.Arena(), kind, np.zeros(size, np.uint8), outputs, inputs)
 
 
 def wanted_rope(program: Program, x: Buffer) -> Buffer:
@@ -212,7 +212,7 @@ def test_a_program_that_does_not_fit_together_is_refused(build: Callable[[Progra
 def test_quantised_weights_need_inputs_in_whole_groups() -> None:
     """Such a weight cannot be packed, so no program reaches the kernels with one."""
     with pytest.raises(ValueError, match="multiples of 32"):
-        _native.PackedWeight(TensorType.Q8_0.name, np.zeros(34, np.uint8), 1, 16)
+        _native.PackedWeight(_native.Arena(), TensorType.Q8_0.name, np.zeros(34, np.uint8), 1, 16)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -113,6 +113,7 @@ class _Lowering:
 
     def __init__(self, executor: _native.Executor) -> None:
         self.executor = executor
+        self.arena = _native.Arena()
         self.packed: dict[str, _native.PackedWeight] = {}
         self.places: dict[int, int] = {}  # program buffer -> executor buffer
         self.free: list[tuple[Buffer, int]] = []
@@ -148,7 +149,8 @@ class _Lowering:
     def _pack(self, weight: Weight) -> _native.PackedWeight:
         if weight.name not in self.packed:
             raw = np.ascontiguousarray(weight.raw)
-            self.packed[weight.name] = _native.PackedWeight(weight.type.name, raw, weight.outputs, weight.inputs)
+            packed = _native.PackedWeight(self.arena, weight.type.name, raw, weight.outputs, weight.inputs)
+            self.packed[weight.name] = packed
         return self.packed[weight.name]
 
     def _emit(self, operation: Operation) -> None:
