@@ -15,6 +15,8 @@
 namespace outrider {
 namespace {
 
+constexpr float kNever = -std::numeric_limits<float>::infinity();  // the score of a position that is not seen
+
 #if defined(__AVX512F__)
 constexpr int kQueries = 4;  // (row, query head) pairs per register block: 4 x 64 values fill half of 32 registers
 #else
@@ -34,7 +36,7 @@ struct State {
     float* values() const { return data + 1 + kLanes; }
 
     void clear(int head_dim) const {
-        maximum() = -std::numeric_limits<float>::infinity();
+        maximum() = kNever;
         std::memset(lanes(), 0, (kLanes + size_t(head_dim)) * sizeof(float));
     }
 };
@@ -95,12 +97,12 @@ inline void attend_chunk(const float* const* q, const int* valid, State* states,
     for (int j = 0; j < N; ++j) {
         if (valid[j] < shared) shared = valid[j];
         if (valid[j] == 0) continue;
-        constexpr float kNever = -std::numeric_limits<float>::infinity();
         const Vec a = keep_first(low[j] * splat(scale), valid[j], kNever);
         const Vec b = keep_first(high[j] * splat(scale), valid[j] - kLanes, kNever);
         const float chunk_maximum = largest(max(a, b));
         if (chunk_maximum > states[j].maximum()) {
-            scale_state(states[j], exp_one(states[j].maximum() - chunk_maximum), head_dim);
+            if (states[j].maximum() != kNever)  // otherwise there is nothing to scale yet
+                scale_state(states[j], exp_one(states[j].maximum() - chunk_maximum), head_dim);
             states[j].maximum() = chunk_maximum;
         }
         const Vec maximum = splat(states[j].maximum());
@@ -171,12 +173,12 @@ inline void attend_queries(const AttentionTask& task, int first) {
     const size_t state_size = attention_state_size(head_dim);
     const RowMap& map = *task.map;
     float* weights = task.scratch;
-    State states[N], totals[N];
+    State states[N], totals[N];  // of the segment, and of all up to it; the first segment's are the totals
     const float* q[N];
     int rows[N], heads[N], furthest = 0;
     for (int j = 0; j < N; ++j) {
-        states[j].data = task.scratch + kQueryBlock * kKvBlock + size_t(j) * state_size;
-        totals[j].data = states[j].data + kQueryBlock * state_size;
+        totals[j].data = task.scratch + kQueryBlock * kKvBlock + size_t(j) * state_size;
+        states[j] = totals[j];
         rows[j] = task.row_begin + (first + j) / per_kv;
         heads[j] = task.kv_head * per_kv + (first + j) % per_kv;
         q[j] = task.q.row(rows[j]) + heads[j] * head_dim;
@@ -210,7 +212,7 @@ inline void attend_queries(const AttentionTask& task, int first) {
                 float* to = task.partial + (size_t(rows[j] - task.row_begin) * task.heads + heads[j]) * state_size;
                 std::memcpy(to, states[j].data, state_size * sizeof(float));
             } else if (segment == 0) {
-                std::memcpy(totals[j].data, states[j].data, state_size * sizeof(float));
+                states[j].data += kQueryBlock * state_size;
             } else if (segment * kSegment <= map.positions[rows[j]]) {
                 merge(totals[j], states[j], head_dim);
             }

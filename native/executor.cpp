@@ -61,7 +61,9 @@ void Executor::plan_attention() {
     if (attention_layers_ == 0) return;
     const int threads = team_->size();
     const RowMap& map = pass_.map;
-    const int most = std::clamp(pass_.rows * kv_heads_ / (4 * threads), 1, 8);
+    // Rows together share each loaded key, but every thread should have two pieces of work or more.
+    const int runs = (2 * threads + kv_heads_ - 1) / kv_heads_;
+    const int most = std::clamp((pass_.rows + runs - 1) / runs, 1, 8);
     const auto has_tail = [&](int row) { return map.tail_starts[row] <= map.positions[row]; };
     int longest = 1;
     for (int row = 0; row < pass_.rows;) {

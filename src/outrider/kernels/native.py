@@ -55,7 +55,7 @@ class NativeModel:
         self.context_length = context_length
         self.kv_shape = kv_shape
         self.threads = default_threads() if threads is None else checked_threads(threads)
-        self.kernels = _choose_kernels(kernels)
+        self.kernels = choose_kernels(kernels)
         self.vocabulary_size = program.outputs["logits"].width
         self._executor = _native.Executor(_native.Team(self.threads), self.kernels)
         lowering = _Lowering(self._executor)
@@ -100,7 +100,8 @@ class NativeModel:
         return self._executor.profiled()
 
 
-def _choose_kernels(name: str | None) -> str:
+def choose_kernels(name: str | None = None) -> str:
+    """That instruction set, or else OUTRIDER_KERNELS, or else the best; RequestError if the processor lacks it."""
     name = name or os.environ.get("OUTRIDER_KERNELS") or _native.best_kernels()
     if not _native.can_run(name):
         usable = ", ".join(k for k in ("plain", "avx2", "avx512vnni") if _native.can_run(k))
