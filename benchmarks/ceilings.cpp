@@ -29,7 +29,9 @@ constexpr long kRounds = 4'000'000;  // of sixteen independent multiply-adds
 __attribute__((target("avx512f,avx512vnni"))) void dot_products() {
     __m512i sums[16] = {}, codes = _mm512_set1_epi8(3), x = _mm512_set1_epi8(5);
     for (long i = 0; i < kRounds; ++i) {
+#pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) sums[j] = _mm512_dpbusd_epi32(sums[j], codes, x);
+#pragma GCC unroll 16
         for (int j = 0; j < 16; ++j) asm volatile("" : "+v"(sums[j]));
     }
 }
@@ -38,6 +40,7 @@ __attribute__((target("avx2"))) void multiply_pairs() {
     __m256i products[8], codes = _mm256_set1_epi8(3), x = _mm256_set1_epi8(5);
     for (long i = 0; i < 2 * kRounds; ++i) {
         asm volatile("" : "+x"(codes), "+x"(x));
+#pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             products[j] = _mm256_maddubs_epi16(codes, x);
             asm volatile("" : "+x"(products[j]));

@@ -18,7 +18,7 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();  // the score of a position that is not seen
 
 #if defined(__AVX512F__)
-constexpr int kQueries = 4;  // (row, query head) pairs per register block: 4 x 64 values fill half of 32 registers
+constexpr int kQueries = 6;  // (row, query head) pairs per register block: 6 x 64 values fill 24 of 32 registers
 #else
 constexpr int kQueries = 2;
 #endif
