@@ -1,8 +1,4 @@
-"""A target whose logits are a Python function of a row's path, and drafters that do as they are told.
-
-The target keeps token and position of each row in the real KV cache and reads every path back from there, as attention
-would: a wrong slot, a wrong tail, a stale or wrongly moved entry gives wrong text, or an AssertionError.
-"""
+"""Laws for the scripted target of `outrider.certify`, drafters that do as they are told, and engines to run them in."""
 
 from __future__ import annotations
 
@@ -11,7 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from outrider.cache import BLOCK, KVCache
+from outrider.cache import KVCache
+from outrider.certify import scripted
+from outrider.certify.scripted import Law, Letters
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
 from outrider.models.base import KVShape
@@ -21,52 +19,27 @@ from outrider.sampling import SamplingParams
 from outrider.tokenizer.detokeniser import Detokeniser
 from outrider.types import EMPTY, FloatArray, Output, Proposal, Rows
 
-Law = Callable[[tuple[int, ...]], FloatArray]
-"""Logits after a path, the tokens from the first of the prompt on."""
-
 Draft = Callable[[DraftRequest], Proposal]
 
 SEVERAL = KVShape(layers=2, heads=2, head_dim=3)
 """More than one of each, so that a move of only a part of an entry is noticed."""
 
 
-class ScriptedModel:
-    """Fixture S of the fault list: a target that computes nothing but `law`."""
+class ScriptedModel(scripted.ScriptedModel):
+    """Fixture S of the fault list, with an entry of several parts and a diary of how many rows each pass had."""
 
     def __init__(self, law: Law, *, vocabulary: int = 16, context: int = 256, kv_shape: KVShape = SEVERAL) -> None:
-        self.law = law
-        self.vocabulary_size = vocabulary
-        self.context_length = context
-        self.kv_shape = kv_shape
+        super().__init__(law, vocabulary=vocabulary, context=context, kv_shape=kv_shape)
         self.row_counts: list[int] = []
 
     def forward(self, rows: Rows, cache: KVCache) -> Output:
-        """Write first, then read: the token as every key, the position as every value."""
         self.row_counts.append(len(rows.tokens))
-        assert len(set(rows.slots.tolist())) == len(rows.slots), "two rows write the same slot"
-        block, place = np.divmod(rows.slots, BLOCK)
-        cache.keys[:, block, :, :, place] = rows.tokens[:, None, None, None]
-        cache.values[:, block, :, place] = rows.positions[:, None, None, None]
-        logits = np.stack([self.law(self.path(rows, cache, row)) for row in rows.wanted] or [np.zeros(0)])
-        return Output(logits.astype(np.float32))
+        return super().forward(rows, cache)
 
-    def path(self, rows: Rows, cache: KVCache, row: int) -> tuple[int, ...]:
-        """The tokens that the row sees, as the cache holds them."""
-        position, tail_start = int(rows.positions[row]), int(rows.tail_starts[row])
-        table = rows.tables[rows.requests[row]]
-        slots = (table[: -(-tail_start // BLOCK), None] * BLOCK + np.arange(BLOCK)).ravel()[:tail_start]
-        first, last = rows.tail_offsets[row : row + 2]
-        if first < last:
-            slots = np.concatenate([slots, rows.tail_slots[first:last]])
-        block, place = np.divmod(slots, BLOCK)
-        keys, values = cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
-        tokens = keys[:, 0, 0, 0]
-        seen = values[:, 0, 0, 0]
-        assert seen.tolist() == list(range(position + 1)), f"the row of position {position} sees positions {seen}"
-        assert (keys == tokens[:, None, None, None]).all()
-        assert (values == seen[:, None, None, None]).all()
-        assert slots[-1] == rows.slots[row], "the row does not see itself last"
-        return tuple(tokens.tolist())
+    def paths(self, rows: Rows, cache: KVCache) -> list[tuple[int, ...]]:
+        paths = super().paths(rows, cache)
+        assert [path[-1] for path in paths] == rows.tokens[rows.wanted].tolist(), "a row does not see itself last"
+        return paths
 
 
 def noisy(vocabulary: int = 16, seed: int = 0, *, never: Iterable[int] = ()) -> Law:
@@ -182,19 +155,6 @@ def constant(*tokens: int) -> Draft:
 def nothing(request: DraftRequest) -> Proposal:
     """No proposal: plain decoding."""
     return EMPTY
-
-
-class Letters:
-    """A vocabulary of bytes: id 0 is "a", 1 is "b", ...; or whatever `table` says."""
-
-    def __init__(self, table: Sequence[bytes] = tuple(bytes([97 + i]) for i in range(26))) -> None:
-        self.table = table
-
-    def token_bytes(self, token: int) -> bytes:
-        return self.table[token]
-
-    def text(self, tokens: Iterable[int]) -> str:
-        return b"".join(self.table[token] for token in tokens).decode("utf-8", "replace")
 
 
 LETTERS = Letters()

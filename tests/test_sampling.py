@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,13 @@ def literal(logits: FloatArray, params: SamplingParams) -> DoubleArray:
         ("ignore_eos", [1, None]),
         ("logprobs", [-1, 1.0, True]),
         ("acceptance", ["coupled", "rejection", "block", ""]),  # at temperature 0
+        ("logit_bias", [{-1: 1.0}, {1.0: 1.0}, {3: math.nan}, {3: 101}, {3: "1"}, {True: 1.0}, 5, ((3, 1.0),)]),
+        ("allowed_token_ids", [(), (-1,), (True,), 3, "12"]),
+        ("banned_token_ids", [(-1,), (1.5,), 3, None]),
+        ("min_tokens", [-1, 1.0, True, None]),
+        ("repetition_penalty", [0, -1.2, math.nan, math.inf, "1", True]),
+        ("presence_penalty", [-2.1, math.nan, math.inf, None, False]),
+        ("frequency_penalty", [2.5, math.nan, "0"]),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused_by_name(field: str, values: list[object]) -> None:
@@ -68,7 +76,7 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(field: str, values: 
 
 
 def test_greedy_is_refused_above_temperature_0() -> None:
-    with pytest.raises(RequestError, match=r"coupled or rejection at temperature 0\.7"):
+    with pytest.raises(RequestError, match=r"coupled or rejection or block at temperature 0\.7"):
         SamplingParams(temperature=0.7, acceptance="greedy")
 
 
@@ -78,7 +86,30 @@ def test_lists_become_tuples() -> None:
     assert hash(params) == hash(SamplingParams(stop=("a",), stop_token_ids=(3,)))
 
 
+def test_a_bias_is_copied_and_compared_but_not_hashed() -> None:
+    bias = {3: 1.5}
+    params = SamplingParams(logit_bias=bias)
+    bias[3] = 7.0
+    assert params == SamplingParams(logit_bias={3: 1.5}) != SamplingParams()
+    assert hash(params) == hash(SamplingParams(logit_bias={3: 1.5}))
+    assert replace(params, seed=1).logit_bias == {3: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("field", "params"),
+    [
+        ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
+        ("allowed_token_ids", {"allowed_token_ids": (3, 4), "banned_token_ids": (4, 3, 2)}),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(field: str, params: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=field):
+        SamplingParams(**params)
+
+
 def test_the_edges_of_the_allowed_ranges_are_allowed() -> None:
+    SamplingParams(logit_bias={0: -100, 1: 100.0}, min_tokens=3, max_tokens=3, repetition_penalty=0.01)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, allowed_token_ids=(0,), banned_token_ids=(1,))
     SamplingParams(temperature=1, top_k=0, top_p=1, min_p=1, seed=-(2**63), max_tokens=1, logprobs=0)
 
 
@@ -92,6 +123,7 @@ def test_the_edges_of_the_allowed_ranges_are_allowed() -> None:
         ({"temperature": 1.0, "seed": 0}, "coupled"),
         ({"temperature": 1.0, "seed": 0, "acceptance": "rejection"}, "rejection"),
         ({"temperature": 1.0, "acceptance": "coupled"}, "coupled"),
+        ({"temperature": 1.0, "seed": 0, "acceptance": "block"}, "block"),
     ],
 )
 def test_the_acceptance_rule_in_force(params: dict[str, Any], rule: str) -> None:

@@ -14,7 +14,6 @@ from outrider.cache import KVCache
 from outrider.drafters.base import Drafter
 from outrider.guard import DrafterGuard
 from outrider.models.base import CausalLM
-from outrider.randomness import Noise
 from outrider.request import Detokeniser, Emitted, Request
 from outrider.sampling import Logprobs, logprobs
 from outrider.scheduler import Commit, Run, Scheduler, Work
@@ -160,9 +159,7 @@ def _verify(logits: FloatArray, batch: Sequence[Work], proposals: Sequence[Propo
 
 def _run(request: Request, logits: FloatArray, proposal: Proposal) -> Run:
     """Verify one proposal; logits: [1 + nodes, vocabulary], the first row that of the last committed token."""
-    position = request.completion_tokens
-    noise = Noise(request.seed, request.choice, position=position, committed=position)
-    outcome = request.verify(logits, proposal, request.params, noise)
+    outcome = request.verify(logits, proposal, request.params, request.noise, request.history)
     path = outcome.path
     tokens = (*(proposal.tokens[node] for node in path), outcome.token)
     sources: list[Source] = ["accepted"] * len(path)

@@ -102,8 +102,9 @@ class DrafterGuard:
 def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, str]:
     """The first nodes of a proposal, at most `most`, up to the first impossible one; and what is wrong ("": nothing).
 
-    Whether q is a distribution is left to the acceptance rule, which reads all of it anyway. Raises TypeError for a
-    token or parent that is no integer.
+    No cut looks at a token that could have been drawn, which would bias rejection and block: `most` was fixed before
+    the drafter was asked. Whether q is a distribution is left to the acceptance rule, which reads all of it anyway.
+    Raises TypeError for a token or parent that is no integer.
     """
     count = len(proposal.tokens)
     if not count == len(proposal.parents) == len(proposal.estimates) == len(proposal.q):
@@ -113,7 +114,7 @@ def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, 
     parents: list[int] = []
     for node in range(min(count, most)):
         token, parent, q = index(proposal.tokens[node]), index(proposal.parents[node]), proposal.q[node]
-        if not 0 <= token < vocabulary:
+        if not 0 <= token < vocabulary:  # no q over the vocabulary can give it, so no honest draw is cut by its token
             fault = f"token {token}, the vocabulary has 0 to {vocabulary - 1}"
         elif not ROOT <= parent < node:
             fault = f"node {node} has parent {parent}, allowed are {ROOT} to {node - 1}"
@@ -137,4 +138,6 @@ def _draft_request(work: Work) -> DraftRequest:
         prompt_length=len(request.prompt),
         prediction=request.prediction,
         most=work.most,
+        params=request.params,
+        noise=request.noise,
     )

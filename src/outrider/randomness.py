@@ -19,6 +19,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
+_Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
 
 class Purpose(IntEnum):
     """What a number is drawn for; two purposes never share a number."""
@@ -53,7 +55,11 @@ class Noise:
         """A number in the open interval (0, 1), keyed by every field, the purpose and the sibling."""
         return ((self._state(purpose, sibling, self.committed) >> 12) + 0.5) * 2.0**-52
 
-    def uniforms(self, purpose: Purpose, ids: npt.NDArray[np.int64]) -> DoubleArray:
+    def key(self, purpose: Purpose) -> int:
+        """What `uniforms` and its native twin (`uniform` in native/sampling.cpp) derive the number of an id from."""
+        return self._state(purpose, 0, 0)
+
+    def uniforms(self, purpose: Purpose, ids: _Ids) -> DoubleArray:
         """One number in (0, 1) per token id; float64, [len(ids)].
 
         Keyed by (seed, choice, position, purpose, id), not by `committed`: the number of an id is the same in
@@ -61,7 +67,7 @@ class Noise:
         """
         state = ids.astype(np.uint64)
         state *= np.uint64(_GOLDEN)
-        state += np.uint64(self._state(purpose, 0, 0))
+        state += np.uint64(self.key(purpose))
         for shift, factor in ((30, _FIRST), (27, _SECOND)):
             state ^= state >> np.uint64(shift)
             state *= np.uint64(factor)
@@ -73,7 +79,7 @@ class Noise:
         numbers *= 2.0**-52
         return numbers
 
-    def exponentials(self, purpose: Purpose, ids: npt.NDArray[np.int64]) -> DoubleArray:
+    def exponentials(self, purpose: Purpose, ids: _Ids) -> DoubleArray:
         """Independent Exp(1) noise per token id, keyed as `uniforms`; float64, [len(ids)].
 
         argmin(exponentials / p) is a draw from p, and -log(exponentials) is standard Gumbel noise.

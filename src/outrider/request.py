@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.cache import KVSequence
-from outrider.sampling import Logprobs, SamplingParams
+from outrider.randomness import Noise
+from outrider.sampling import History, Logprobs, SamplingParams
 from outrider.stops import StopMatcher
 from outrider.types import FinishReason, Source
 from outrider.verify import Verify
@@ -76,7 +77,7 @@ class Request:
     finish_reason  None while it runs; with "error", `error` is the cause.
 
     An engine that takes the request sets limit (the most tokens, prompt and output), stop_ids (tokens that end it),
-    verify (its acceptance rule) and detokeniser.
+    verify (its acceptance rule), history (what its rows are judged by) and detokeniser.
     """
 
     prompt: Sequence[int]
@@ -101,6 +102,7 @@ class Request:
     limit: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     verify: Verify = field(init=False)
+    history: History = field(init=False)
     detokeniser: Detokeniser = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,12 @@ class Request:
     def completion_tokens(self) -> int:
         """How many output tokens are committed."""
         return len(self.tokens) - len(self.prompt)
+
+    @property
+    def noise(self) -> Noise:
+        """The random numbers of the next output token."""
+        position = self.completion_tokens
+        return Noise(self.seed, self.choice, position=position, committed=position)
 
     @property
     def text(self) -> str:

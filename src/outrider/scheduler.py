@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outrider.cache import BLOCK, KVCache, KVSequence
 from outrider.errors import OutriderError, RequestError
 from outrider.request import Detokeniser, Emitted, Piece, Request
-from outrider.sampling import Logprobs
+from outrider.sampling import History, Logprobs, SamplingParams, allowed_mask, check_ids, check_possible
 from outrider.types import FinishReason, Proposal, Source
 from outrider.verify import rule
 
@@ -115,9 +115,7 @@ class Scheduler:
             raise RequestError(f"max_draft={request.max_draft} is not possible; allowed: None, or 0 or more")
         if not prompt:
             raise RequestError("the prompt is empty; expected at least one token")
-        for token in prompt:
-            if not (isinstance(token, int) and 0 <= token < self._vocabulary_size):
-                raise RequestError(f"prompt: {token!r} is no token id; expected 0 to {self._vocabulary_size - 1}")
+        check_ids("prompt", prompt, self._vocabulary_size)
         if len(prompt) >= self._context_length:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens; the context of {self._context_length} leaves room for at most "
@@ -130,13 +128,17 @@ class Scheduler:
                 f"positions; the KV cache has {self._cache.positions}: lower max_tokens, or make the cache larger"
             )
 
+        check_possible(request.params, self._vocabulary_size, self._stop_ids(request.params), limit - len(prompt))
+
     def submit(self, request: Request, detokeniser: Detokeniser) -> None:
         """Queue a request. Raises RequestError if it could never run; then nothing has changed."""
         self.check(request)
         params = request.params
         request.limit = self._limit(request)
-        request.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        request.stop_ids = self._stop_ids(params)
         request.verify = rule(params.rule)
+        allowed = allowed_mask(params, self._vocabulary_size)
+        request.history = History(request.tokens, len(request.prompt), request.stop_ids, allowed)
         request.detokeniser = detokeniser
         request.timings.submitted = time.perf_counter()
         self.waiting.append(request)
@@ -210,6 +212,9 @@ class Scheduler:
                 self._cache.trim(request.kv)
             else:
                 self._cache.release(request.kv)
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
 
     def _limit(self, request: Request) -> int:
         """The most tokens that prompt and output may have together."""

@@ -67,6 +67,14 @@ class Proposal:
         """The nodes whose parent is `node` (ROOT for the first ones), in the order they are to be tried."""
         return [j for j, parent in enumerate(self.parents) if parent == node]
 
+    def tokens_to(self, node: int) -> list[int]:
+        """The tokens on the way to a node, its own last; none for ROOT."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
     def cut(self, nodes: int) -> Proposal:
         """Only the first `nodes` nodes (topological order keeps every ancestor of a kept node)."""
         if nodes >= len(self.tokens):

@@ -25,6 +25,13 @@ SHARED = {
     "--top-k": (["9"], params("top_k", 9)),
     "--top-p": (["0.25"], params("top_p", 0.25)),
     "--min-p": (["0.125"], params("min_p", 0.125)),
+    "--logit-bias": (["5=1.5", "--logit-bias", "6=-2"], params("logit_bias", {5: 1.5, 6: -2.0})),
+    "--allowed-token-id": (["5", "--allowed-token-id", "6"], params("allowed_token_ids", (5, 6))),
+    "--banned-token-id": (["5", "--banned-token-id", "6"], params("banned_token_ids", (5, 6))),
+    "--min-tokens": (["2"], params("min_tokens", 2)),
+    "--repetition-penalty": (["1.25"], params("repetition_penalty", 1.25)),
+    "--presence-penalty": (["0.5"], params("presence_penalty", 0.5)),
+    "--frequency-penalty": (["-0.5"], params("frequency_penalty", -0.5)),
     "--seed": (["11"], params("seed", 11)),
     "--acceptance": (["rejection", "-t", "1"], params("acceptance", "rejection")),
     "--stop": (["a", "--stop", "bc"], params("stop", ("a", "bc"))),
@@ -95,7 +102,17 @@ def test_help_names_every_speculation(outrider, speculation):
     assert speculation in outrider("generate", "--help").stdout
 
 
-@pytest.mark.parametrize("value", [["--temperature", "-1"], ["--top-p", "0"], ["--speculation", "psychic"]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["--temperature", "-1"],
+        ["--top-p", "0"],
+        ["--speculation", "psychic"],
+        ["--logit-bias", "5"],
+        ["--logit-bias", "five=1"],
+        ["--presence-penalty", "3"],
+    ],
+)
 def test_an_impossible_value_is_one_line_that_names_it(outrider, value):
     result = outrider("generate", "Hello", *value)
     assert result.exit_code == 1

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 
+from outrider.certify.statistics import fit
 from outrider.randomness import Noise
-from outrider.sampling import SamplingParams
+from outrider.sampling import History, SamplingParams
 from outrider.types import ROOT, DoubleArray, FloatArray, Proposal
 from outrider.verify.base import Verify
 
@@ -20,20 +20,17 @@ Target = Callable[[Text], Sequence[float]]
 Draft = Callable[[Text, np.random.Generator], Proposal]
 
 WARM = SamplingParams(temperature=1.0)
+NEW = History()
+"""What comes before the first token of a text without a prompt."""
 RUNS = 20_000
 FAULTY_RUNS = 5_000  # a quarter of the evidence must be enough to convict a fault
 
 
-def fits(counts: npt.ArrayLike, p: npt.ArrayLike) -> bool:
-    """Pearson's chi-square test at four standard deviations (Wilson and Hilferty 1931); p need not be of sum 1."""
-    observed, law = np.asarray(counts, float), np.asarray(p, float)
-    if observed[law == 0].any():
-        return False
-    observed, law = observed[law > 0], law[law > 0]
-    expected = law / law.sum() * observed.sum()
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    spread = 2 / (9 * max(len(law) - 1, 1))
-    return bool(statistic < (len(law) - 1) * (1 - spread + 4 * spread**0.5) ** 3)
+def fits(counts: Sequence[int], p: Sequence[float]) -> bool:
+    """Whether counts have a law, which need not be of sum 1; an honest count fails once in 30,000 times."""
+    total = sum(p)
+    law = {place: float(each / total) for place, each in enumerate(p)}
+    return fit(dict(enumerate(counts)), law, level=3e-5).holds
 
 
 def rows(target: Target, text: Text, proposal: Proposal) -> FloatArray:
@@ -51,7 +48,9 @@ def decode(verify: Verify, target: Target, draft: Draft, seed: int, length: int,
     text: Text = ()
     while len(text) < length:
         proposal = draft(text, np.random.default_rng([seed, *text]) if draft is not nothing else _NO_CHANCE)
-        outcome = verify(rows(target, text, proposal), proposal, params, Noise(seed, 0, len(text), len(text)))
+        outcome = verify(
+            rows(target, text, proposal), proposal, params, Noise(seed, 0, len(text), len(text)), History(text)
+        )
         text = (*text, *(proposal.tokens[node] for node in outcome.path), outcome.token)
     return text[:length]
 

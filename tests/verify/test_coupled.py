@@ -9,10 +9,23 @@ from hypothesis import strategies as st
 
 from outrider.errors import NumericError
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, SamplingParams, distribution
+from outrider.sampling import Distribution, History, SamplingParams, distribution
 from outrider.types import EMPTY, ROOT, FloatArray, Outcome, Proposal
-from outrider.verify.coupled import draw_coupled, verify
-from tests.verify.laws import FAULTY_RUNS, WARM, Draft, Text, cases, decode, drawn, is_path, lossless, nothing, rows
+from outrider.verify.coupled import verify
+from tests.verify.laws import (
+    FAULTY_RUNS,
+    NEW,
+    WARM,
+    Draft,
+    Text,
+    cases,
+    decode,
+    drawn,
+    is_path,
+    lossless,
+    nothing,
+    rows,
+)
 
 
 def target(text: Text) -> tuple[float, ...]:
@@ -22,9 +35,9 @@ def target(text: Text) -> tuple[float, ...]:
 skewed = drawn(lambda text: np.array([0.9, 0.1]), 2)  # B08: a uniform q would hide a redraw
 
 
-def redraw(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise) -> Outcome:
+def redraw(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
     """A planted fault: a mismatch triggers a fresh draw (B08, variant B)."""
-    outcome = verify(logits, proposal, params, noise)
+    outcome = verify(logits, proposal, params, noise, history)
     node = outcome.path[-1] if outcome.path else ROOT
     if not proposal.children(node):
         return outcome
@@ -55,14 +68,14 @@ def test_outcomes_are_possible_pure_and_independent_of_the_proposal(
     logits, proposal = case
     before = logits.copy()
     noise = Noise(seed, 2, 9, 9)
-    outcome = verify(logits, proposal, WARM, noise)
-    assert verify(logits, proposal, WARM, Noise(seed, 2, 9, 4)) == outcome  # whatever was committed when
+    outcome = verify(logits, proposal, WARM, noise, NEW)
+    assert verify(logits, proposal, WARM, Noise(seed, 2, 9, 4), NEW) == outcome  # whatever was committed when
     np.testing.assert_array_equal(logits, before)
     assert is_path(outcome.path, proposal)
     emitted = (*(proposal.tokens[j] for j in outcome.path), outcome.token)
     for depth, (node, token) in enumerate(zip((ROOT, *outcome.path), emitted, strict=True)):
         assert logits[node + 1, token] > -np.inf
-        assert verify(logits[node + 1 : node + 2], EMPTY, WARM, noise.ahead(depth)).token == token
+        assert verify(logits[node + 1 : node + 2], EMPTY, WARM, noise.ahead(depth), NEW).token == token
 
 
 def test_the_draw_is_the_argmax_of_log_p_plus_gumbel_noise() -> None:
@@ -72,7 +85,7 @@ def test_the_draw_is_the_argmax_of_log_p_plus_gumbel_noise() -> None:
         law = Distribution(np.sort(rng.choice(50_000, 200, replace=False)), p / p.sum())
         noise = Noise(seed, 0, 3)
         gumbel = -np.log(noise.exponentials(Purpose.TARGET, law.ids))
-        assert draw_coupled(law, noise) == law.ids[np.argmax(np.log(law.p) + gumbel)]
+        assert law.draw_coupled(noise) == law.ids[np.argmax(np.log(law.p) + gumbel)]
 
 
 def test_drafter_and_target_agree_at_least_as_often_as_the_paper_says() -> None:
@@ -82,7 +95,7 @@ def test_drafter_and_target_agree_at_least_as_often_as_the_paper_says() -> None:
     def agreement(shift: int) -> float:
         target, drafter = Distribution(ids, p), Distribution(ids, q)
         return (
-            sum(draw_coupled(target, Noise(seed)) == draw_coupled(drafter, Noise(seed + shift)) for seed in range(4000))
+            sum(target.draw_coupled(Noise(seed)) == drafter.draw_coupled(Noise(seed + shift)) for seed in range(4000))
             / 4000
         )
 
@@ -95,13 +108,13 @@ def test_drafter_and_target_agree_at_least_as_often_as_the_paper_says() -> None:
 def test_a_likely_draft_is_accepted_to_its_leaf_and_a_bonus_is_drawn() -> None:
     proposal = Proposal.chain([1, 1], "n")
     sure: FloatArray = rows(lambda text: (0.0, 1.0), (), proposal)
-    assert verify(sure, proposal, WARM, Noise(4)) == Outcome((0, 1), 1)
+    assert verify(sure, proposal, WARM, Noise(4), NEW) == Outcome((0, 1), 1)
 
 
 def test_a_vocabulary_of_one() -> None:
-    assert verify(np.zeros((1, 1), np.float32), EMPTY, WARM, Noise(0)) == Outcome((), 0)
+    assert verify(np.zeros((1, 1), np.float32), EMPTY, WARM, Noise(0), NEW) == Outcome((), 0)
 
 
 def test_a_row_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(NumericError):
-        verify(np.array([[np.nan, 0]], np.float32), EMPTY, WARM, Noise(0))
+        verify(np.array([[np.nan, 0]], np.float32), EMPTY, WARM, Noise(0), NEW)

@@ -6,6 +6,7 @@ One step is `reserve`, the forward pass, `commit`; `trim` undoes what was reserv
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,8 +22,6 @@ BLOCK = 32
 
 HalfArray = npt.NDArray[np.uint16]
 """Half-precision numbers as raw bits: NumPy's own float16 arithmetic is slow, and nothing here computes."""
-
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 class KVSequence:
@@ -200,8 +199,7 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
 
 
 def _zeros(shape: tuple[int, ...]) -> HalfArray:
-    """Aligned zeros. The operating system hands out zeroed pages on first touch, so this takes no time and memory."""
-    size, spare = math.prod(shape), _ALIGNMENT // 2
-    memory = np.zeros(size + spare, np.uint16)
-    offset = -memory.ctypes.data % _ALIGNMENT // 2
-    return memory[offset : offset + size].reshape(shape)
+    """Zeros whose pages the system hands out on first touch, small ones: NumPy's own zeros ask for large pages, which
+    would clear 2 MB per layer before the first token and hold them for ever so short a text."""
+    memory = mmap.mmap(-1, math.prod(shape) * 2)
+    return np.frombuffer(memory, np.uint16).reshape(shape)

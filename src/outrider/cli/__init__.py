@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 from outrider.cli import display
+from outrider.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
+from outrider.cli.certify import certify
 from outrider.cli.chat import EXAMPLES as CHAT_EXAMPLES
 from outrider.cli.chat import chat
 from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
@@ -49,6 +51,7 @@ app = typer.Typer(
 )
 app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=CHAT_EXAMPLES)(chat)
+app.command(epilog=CERTIFY_EXAMPLES)(certify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from outrider.cli import display
+from outrider.errors import RequestError
 
 if TYPE_CHECKING:
     from outrider.llm import LLM
@@ -71,13 +72,29 @@ class SamplingOptions:
     min_p: Annotated[float, flag("Then those at least this times as probable as the best; 0: all.", panel=SAMPLING)] = (
         0.0
     )
+    logit_bias: Annotated[
+        list[str] | None,
+        flag("Add this to the token's logit, from -100 to 100. May be repeated.", panel=SAMPLING, metavar="ID=VALUE"),
+    ] = None
+    allowed_token_id: Annotated[
+        list[int] | None, flag("Only this token can come. May be repeated.", panel=SAMPLING, metavar="ID")
+    ] = None
+    banned_token_id: Annotated[
+        list[int] | None, flag("This token cannot come. May be repeated.", panel=SAMPLING, metavar="ID")
+    ] = None
+    min_tokens: Annotated[int, flag("No token ends the answer before it has so many.", panel=SAMPLING)] = 0
+    repetition_penalty: Annotated[
+        float, flag("Weaken what is in prompt or answer; below 1: strengthen.", panel=SAMPLING)
+    ] = 1.0
+    presence_penalty: Annotated[float, flag("Taken off the logits of tokens in the answer.", panel=SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, flag("Taken off as often as the token is in the answer.", panel=SAMPLING)] = 0.0
     seed: Annotated[
         int | None, flag("The same seed gives the same text, with or without speculation.", panel=SAMPLING)
     ] = None
     acceptance: Annotated[
         str | None,
         flag("Acceptance rule when sampling. Default: coupled with a seed, rejection without.", panel=SAMPLING,
-             metavar="coupled|rejection"),
+             metavar="coupled|rejection|block"),
     ] = None  # fmt: skip
     stop: Annotated[
         list[str] | None, flag("End the answer before this text. May be repeated.", panel=SAMPLING, metavar="TEXT")
@@ -105,7 +122,23 @@ class SamplingOptions:
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             acceptance=self.acceptance,  # type: ignore[arg-type]  # it checks
+            logit_bias=dict(map(_bias, self.logit_bias or ())),
+            allowed_token_ids=tuple(self.allowed_token_id) if self.allowed_token_id else None,
+            banned_token_ids=tuple(self.banned_token_id or ()),
+            min_tokens=self.min_tokens,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
         )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """Reads ID=VALUE. Raises RequestError."""
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise RequestError(f"logit_bias={text!r} is not possible; allowed: ID=VALUE, such as 42=-1.5") from None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

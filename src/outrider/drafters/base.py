@@ -6,9 +6,11 @@ A drafter is untrusted: what it proposes costs or saves time and never changes t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from outrider.randomness import Noise
+from outrider.sampling import SamplingParams
 from outrider.types import Proposal
 
 
@@ -30,9 +32,18 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest(RequestView):
-    """A request that wants a proposal of at most `most` nodes (0 or more)."""
+    """A request that wants a proposal of at most `most` nodes (0 or more).
+
+    params  what it asks of sampling: a drafter that draws does so under the same rules, if it can.
+    noise   the random numbers of the next output token; `noise.ahead(i)` are those of the i-th after it. A drafter that
+            draws uses no others, so that the same request gives the same text again: under coupled acceptance
+            `Distribution.draw_coupled(noise.ahead(depth))`, as the target will, otherwise
+            `Distribution.draw(noise.ahead(depth).uniform(Purpose.DRAFT, sibling))`.
+    """
 
     most: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise: Noise = field(default_factory=lambda: Noise(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +69,13 @@ class Drafter(Protocol):
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """One proposal per request, in order, of at most `most` nodes; EMPTY where there is nothing to say."""
+        """One proposal per request, in order, of at most `most` nodes; EMPTY where there is nothing to say.
+
+        Where nodes are drawn (their q is not None), rejection and block need a shape that does not look at what was
+        drawn: whether there is a node, and below which parent, may depend on its ancestors and on its q, never on its
+        token or the q of its token. With p = (.6, .4) and q = (.5, .5), dropping token 1 whenever it is drawn gives
+        (.8, .2). Nodes without chance may be chosen and cut at will.
+        """
         ...
 
     def observe(self, observation: Observation) -> None:

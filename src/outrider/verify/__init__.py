@@ -1,6 +1,6 @@
 """Acceptance rules, one pure function `verify` per file; the file name is the registry.
 
-`rule("greedy")(logits, proposal, params, noise)` says which drafted tokens are accepted and which token follows.
+`rule("greedy")(logits, proposal, params, noise, history)` says which drafted tokens stand, and which token follows.
 """
 
 from __future__ import annotations

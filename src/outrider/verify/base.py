@@ -1,4 +1,6 @@
-"""What the acceptance rules have in common: their signature, and the walk of those where the target draws by itself."""
+"""What the acceptance rules have in common: their signature, the rows that they judge, and the walk of those rules in
+which the target draws by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,42 @@ from collections.abc import Callable
 from typing import Protocol
 
 from outrider.randomness import Noise
-from outrider.sampling import SamplingParams
+from outrider.sampling import History, SamplingParams, adjusted
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 
 
 class Verify(Protocol):
     """An acceptance rule: a pure function; the same arguments give the same outcome, and none is modified."""
 
-    def __call__(self, logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise) -> Outcome:
+    def __call__(
+        self, logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History
+    ) -> Outcome:
         """Which drafted nodes are accepted, and the token after them.
 
         logits    float32, [1 + len(proposal), vocabulary]: row 0 of the last committed token, row 1 + j of node j.
         proposal  its ids are known to be inside the vocabulary; nothing else about it is trusted.
         noise     at the output position of the token that row 0 predicts.
+        history   what comes before row 0.
 
         Raises NumericError if a row that decides is not a number.
         """
         ...
+
+
+def rows(
+    logits: FloatArray, proposal: Proposal, params: SamplingParams, history: History
+) -> Callable[[int], FloatArray]:
+    """A function from a node (ROOT: the last committed token) to its row after bias, masks and penalties.
+
+    Each row sees the committed tokens and those of its own path; rows that nobody asks for cost nothing.
+    """
+    if not params.adjusts and history.allowed is None:
+        return lambda node: logits[node + 1]
+
+    def row(node: int) -> FloatArray:
+        return adjusted(logits[node + 1], params, history, proposal.tokens_to(node), node + 1)
+
+    return row
 
 
 def follow(proposal: Proposal, choose: Callable[[int, int], int]) -> Outcome:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from outrider.randomness import Noise
-from outrider.sampling import SamplingParams, greedy_token
+from outrider.sampling import History, SamplingParams, greedy_token
 from outrider.types import FloatArray, Outcome, Proposal
-from outrider.verify.base import follow
+from outrider.verify.base import follow, rows
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise) -> Outcome:
+def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
     """The text of plain greedy decoding; the lowest id wins a tie. See `Verify` for the arguments."""
-    return follow(proposal, lambda node, depth: greedy_token(logits[node + 1]))
+    row = rows(logits, proposal, params, history)
+    return follow(proposal, lambda node, depth: greedy_token(row(node)))

@@ -11,23 +11,25 @@ import math
 import numpy as np
 
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, SamplingParams, distribution
+from outrider.sampling import Distribution, History, SamplingParams, distribution
 from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Proposal
+from outrider.verify.base import rows
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise) -> Outcome:
+def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
     """A text with the target's law, if each node was drawn from its q, or chosen without chance (q None).
 
     A sibling drawn without replacement has as q the law without its elder siblings. See `Verify` for the arguments.
     """
+    row = rows(logits, proposal, params, history)
     path: list[int] = []
     node = ROOT
     while True:
-        law = distribution(logits[node + 1], params)
+        law = distribution(row(node), params)
         here = noise.ahead(len(path))
         for sibling, child in enumerate(proposal.children(node)):
             token, q = proposal.tokens[child], proposal.q[child]
-            if q is not None and not _could_draw(q, token, logits.shape[1]):
+            if not could_draw(q, token, logits.shape[1]):
                 continue  # a broken drafter: the node counts as not proposed
             likelihood = 1.0 if q is None else float(q[token])
             if here.uniform(Purpose.ACCEPT, sibling) * likelihood < law.probability(token):  # min(1, p / q)
@@ -39,12 +41,12 @@ def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise
         node = child
 
 
-def residual(law: Distribution, token: int, q: DoubleArray | None) -> Distribution:
-    """norm(max(0, p - q)), the law after `token`, drawn from q, was refused; q None: p without the token.
+def residual(law: Distribution, token: int, q: DoubleArray | None, scale: float = 1.0) -> Distribution:
+    """norm(max(0, scale x p - q)), the law after `token`, drawn from q, was refused; q None: p without the token.
 
     Where nothing is left, p = q up to rounding, a refusal has probability 0, and p itself is as good an answer.
     """
-    weights = np.where(law.ids == token, 0.0, law.p) if q is None else np.maximum(law.p - q[law.ids], 0.0)
+    weights = excess(law, token, q, scale)
     left = weights > 0
     if not left.any():
         return law
@@ -52,9 +54,18 @@ def residual(law: Distribution, token: int, q: DoubleArray | None) -> Distributi
     return Distribution(law.ids[left], weights / weights.sum())
 
 
-def _could_draw(q: DoubleArray, token: int, vocabulary: int) -> bool:
-    """Whether q is a law over the vocabulary that can give the token."""
-    return (
+def excess(law: Distribution, token: int, q: DoubleArray | None, scale: float = 1.0) -> DoubleArray:
+    """max(0, scale x p - q) of each of the law's ids, for a scale of at most 1; q None: one-hot at `token`."""
+    p = law.p * scale
+    if q is None:
+        p[law.ids == token] = 0.0
+        return p
+    return np.maximum(p - (q if len(q) == len(p) else q[law.ids]), 0.0)
+
+
+def could_draw(q: DoubleArray | None, token: int, vocabulary: int) -> bool:
+    """Whether q is a law over the vocabulary that can give the token; None, a token without chance, is."""
+    return q is None or (
         q.shape == (vocabulary,)
         and bool(q[token] > 0)
         and bool(q.min() >= 0)

@@ -1,0 +1,201 @@
+"""Is the text the plain text, token for token? With drafters from perfect to hostile, in every way the engine can run.
+
+Greedy, and coupled with a seed, a text may depend on nothing but prompt, parameters and model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.cache import KVCache
+from outrider.certify.drafters import DRAFTERS, SHAPES, Knowledge
+from outrider.certify.rig import Fault, Parts, Rig
+from outrider.drafters.base import Drafter
+from outrider.llm import LLM
+from outrider.policy.ladder import Ladder
+from outrider.request import Request
+from outrider.sampling import SamplingParams
+from outrider.tokenizer import Detokeniser
+
+MAX_TOKENS = 32
+
+PROMPTS = (
+    "Water boils at",
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+    "Monday, Tuesday, Wednesday,",
+    "Q: What is two and two?\nA:",
+    "Shopping list:\n- eggs\n- milk\n",
+    "Dear Sir or Madam, I am writing to",
+)
+"""Short, and of many kinds: some of their texts repeat themselves, some end, some never do."""
+
+SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {},
+    "greedy with penalties": {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "min_tokens": MAX_TOKENS // 2},
+    "seeded, temperature 1": {"temperature": 1.0},
+    "seeded, temperature 0.8, top-p 0.95, penalties": {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5},
+}
+"""What each kind of text asks of `SamplingParams`."""
+
+MEMORIES = ("roomy", "chunked", "scarce")
+_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class IdentitySetting:
+    """What one cell runs.
+
+    drafter   one of DRAFTERS.
+    k         the most tokens that it may draft in a step.
+    shape     one of SHAPES.
+    batch     the most requests that run together.
+    threads   of the model.
+    memory    "roomy"; "chunked": prompts are computed 8 rows at a time; "scarce": requests push each other out.
+    sampling  one of SAMPLINGS.
+    """
+
+    drafter: str
+    k: int
+    shape: str
+    batch: int
+    threads: int
+    memory: str
+    sampling: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityCell:
+    """The verdict on one setting, and what was compared.
+
+    drafted, accepted   tokens sent to verification, and those of them in the texts.
+    preemptions         how often a request lost its KV and had it computed again.
+    difference          the first one from the plain texts ("": none).
+    fault               what kept the texts from being finished ("": nothing).
+    """
+
+    setting: IdentitySetting
+    texts: int
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    preemptions: int
+    difference: str
+    fault: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether all texts are the plain ones."""
+        return not (self.difference or self.fault)
+
+    @property
+    def evidence(self) -> str:
+        """The verdict in words."""
+        return self.fault or self.difference or f"identical: {self.texts} texts, {self.tokens:,} tokens"
+
+
+def factors(threads: Sequence[int]) -> dict[str, Sequence[object]]:
+    """The values of each field of a setting."""
+    return {
+        "drafter": list(DRAFTERS),
+        "k": (1, 2, 3, 5, 8),
+        "shape": list(SHAPES),
+        "batch": (1, 8),
+        "threads": threads,
+        "memory": MEMORIES,
+        "sampling": list(SAMPLINGS),
+    }
+
+
+class Identity:
+    """The plain texts of some prompts, and the comparison of others with them.
+
+    llm      writes the plain texts, one at a time.
+    prompts  token ids of each, not empty.
+    seed     of the first text, where one is needed; the next has the next seed.
+    """
+
+    def __init__(self, llm: LLM, prompts: Sequence[Sequence[int]], seed: int) -> None:
+        self._prompts = [tuple(prompt) for prompt in prompts]
+        self._seed = seed
+        self.plain: dict[str, list[Request]] = {}
+        for sampling in SAMPLINGS:
+            self.plain[sampling] = self._requests(sampling)
+            self._rig(llm, Parts(llm.model, Ladder(())), batch=1).run(self.plain[sampling])
+
+    def check(self, llm: LLM, setting: IdentitySetting, fault: Fault | None = None) -> IdentityCell:
+        """Write the texts of a setting, with a planted fault, if given, and compare them with the plain ones."""
+        plain = self.plain[setting.sampling]
+        requests = self._requests(setting.sampling)
+        knowledge = Knowledge(
+            {request.id: tuple(known.output) for request, known in zip(requests, plain, strict=True)},
+            vocabulary=llm.model.vocabulary_size,
+            end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
+        )
+        drafter: Drafter = SHAPES[setting.shape](DRAFTERS[setting.drafter](knowledge), knowledge.vocabulary)
+        parts = Parts(llm.model, Ladder([drafter]))
+        difference = broken = ""
+        try:
+            rig = self._rig(
+                llm, fault(parts) if fault else parts, batch=setting.batch, memory=setting.memory, max_draft=setting.k
+            )
+            rig.run(requests)
+            difference = first_difference(llm, plain, requests)
+        except Exception as error:
+            broken = f"{type(error).__name__}: {error}"
+        return IdentityCell(
+            setting,
+            texts=len(requests),
+            tokens=sum(request.completion_tokens for request in requests),
+            steps=sum(request.stats.steps for request in requests),
+            drafted=sum(request.stats.drafted for request in requests),
+            accepted=sum(request.stats.accepted for request in requests),
+            preemptions=sum(request.stats.preemptions for request in requests),
+            difference=difference,
+            fault=broken,
+        )
+
+    def _requests(self, sampling: str) -> list[Request]:
+        """New requests for the texts; each expects its plain text with a gap, if that is known yet."""
+        values = dict(SAMPLINGS[sampling])
+        plain = self.plain.get(sampling)
+        requests = []
+        for number, prompt in enumerate(self._prompts):
+            if "temperature" in values:
+                values |= {"seed": self._seed + number, "acceptance": "coupled"}
+            expected = plain[number].output if plain else []
+            prediction = (*expected[: MAX_TOKENS // 3], *expected[MAX_TOKENS // 3 + 2 :])
+            requests.append(Request(prompt, SamplingParams(max_tokens=MAX_TOKENS, **values), prediction=prediction))
+        return requests
+
+    def _rig(self, llm: LLM, parts: Parts, *, batch: int, memory: str = "roomy", max_draft: int = 0) -> Rig:
+        longest = KVCache.blocks_for(max(len(prompt) for prompt in self._prompts) + MAX_TOKENS)
+        return Rig(
+            parts,
+            blocks=longest + longest // 2 + 1 if memory == "scarce" else batch * longest + 1,
+            make_detokeniser=lambda: Detokeniser(llm.tokenizer),
+            eos_ids=llm.tokenizer.eos_ids,
+            max_batch=batch,
+            chunk=_CHUNK if memory == "chunked" else 256,
+            max_draft=max_draft,
+            debug=True,
+        )
+
+
+def first_difference(llm: LLM, plain: Sequence[Request], other: Sequence[Request]) -> str:
+    """Where the tokens, the text or the end of a request differ from those of its plain twin; "" where they do not."""
+    for a, b in zip(plain, other, strict=True):
+        if (a.output, a.text, a.finish_reason) == (b.output, b.text, b.finish_reason):
+            continue
+        place = next((i for i, (x, y) in enumerate(zip(a.output, b.output, strict=False)) if x != y), None)
+        prompt = repr(llm.tokenizer.decode(list(a.prompt)))
+        if place is None:
+            ends = [f"{len(request.output)} tokens, {request.finish_reason}" for request in (b, a)]
+            return f"prompt {prompt:.40}: {ends[0]}; plain {ends[1]}"
+        mine, theirs = (repr(llm.tokenizer.decode([request.output[place]])) for request in (a, b))
+        return f"prompt {prompt:.40}: token {place} is {theirs}, plain {mine}"
+    return ""

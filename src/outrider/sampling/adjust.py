@@ -1,0 +1,162 @@
+"""The rules that act on a row's logits: bias, mask, min_tokens, penalties; each a pure function that returns a new row.
+
+A row is judged by the tokens before it: the prompt, the committed output, and the drafts on its own path, each once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.errors import RequestError
+from outrider.sampling.params import SamplingParams
+from outrider.types import FloatArray
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """What comes before the rows of a step, beside the drafts: with logits and parameters it fixes their laws.
+
+    tokens         prompt and committed output; they may grow, nothing else may change.
+    prompt_length  how many of them are the prompt.
+    stop_ids       tokens that end the text, which min_tokens keeps away.
+    allowed        which tokens can come at all: bool, [vocabulary], or [rows, vocabulary] where it differs from row to
+                   row, as under a grammar; None: all.
+    """
+
+    tokens: Sequence[int] = ()
+    prompt_length: int = 0
+    stop_ids: Collection[int] = ()
+    allowed: BoolArray | None = None
+
+    _counted: int = field(init=False, default=0)
+    _prompt: frozenset[int] = field(init=False, default=frozenset())
+    _output: Counter[int] = field(init=False, default_factory=Counter)
+
+    @property
+    def output_length(self) -> int:
+        """How many output tokens are committed."""
+        return len(self.tokens) - self.prompt_length
+
+    def allowed_at(self, row: int) -> BoolArray | None:
+        """Which tokens can come after row `row`; None: all."""
+        return self.allowed if self.allowed is None or self.allowed.ndim == 1 else self.allowed[row]
+
+    def counts(self) -> tuple[frozenset[int], Counter[int]]:
+        """The tokens of the prompt, and how often each is in the committed output. Not to be modified.
+
+        Only tokens that came since the last call are counted: the cost of a step must not grow with the text.
+        """
+        if not self._counted:
+            self._prompt, self._counted = frozenset(self.tokens[: self.prompt_length]), self.prompt_length
+        self._output.update(self.tokens[self._counted :])
+        self._counted = len(self.tokens)
+        return self._prompt, self._output
+
+
+def adjusted(
+    logits: FloatArray, params: SamplingParams, history: History, drafted: Sequence[int] = (), row: int = 0
+) -> FloatArray:
+    """A row after all rules before temperature; the row itself, where there are none. logits: float32, [vocabulary].
+
+    drafted  the tokens between the committed ones and the row's successor: the path that ends with the row's token.
+    row      its number among the rows of the step: 0 after the last committed token, 1 + j after node j.
+    """
+    if params.logit_bias:
+        logits = biased(logits, params.logit_bias)
+    if (allowed := history.allowed_at(row)) is not None:
+        logits = masked(logits, allowed)
+    if history.output_length + len(drafted) < params.min_tokens:
+        logits = without(logits, history.stop_ids)
+    if params.penalises:
+        prompt, output = history.counts()
+        if drafted:
+            output = Counter(output)
+            output.update(drafted)
+        logits = repetition_penalised(logits, prompt | output.keys(), params.repetition_penalty)
+        logits = count_penalised(logits, output, params.presence_penalty, params.frequency_penalty)
+    return logits
+
+
+def biased(logits: FloatArray, bias: Mapping[int, float]) -> FloatArray:
+    """Each bias added to its token's logit."""
+    logits = logits.copy()
+    logits[list(bias)] += np.fromiter(bias.values(), np.float32, len(bias))
+    return logits
+
+
+def masked(logits: FloatArray, allowed: BoolArray) -> FloatArray:
+    """-inf where a token is not allowed; NaN stays, so that a broken row is still seen to be one."""
+    return np.where(allowed | np.isnan(logits), logits, np.float32(-np.inf))
+
+
+def without(logits: FloatArray, ids: Collection[int]) -> FloatArray:
+    """-inf for these tokens."""
+    logits = logits.copy()
+    logits[list(ids)] = -np.inf
+    return logits
+
+
+def repetition_penalised(logits: FloatArray, seen: Collection[int], penalty: float) -> FloatArray:
+    """Logits of seen tokens: positive ones divided by the penalty, negative ones multiplied by it, each token once.
+
+    Keskar et al. 2019 (CTRL, arXiv 1909.05858, section 4.1) for positive logits; for negative ones as in transformers.
+    """
+    ids = np.fromiter(seen, np.intp, len(seen))
+    logits, penalty32 = logits.copy(), np.float32(penalty)
+    values = logits[ids]
+    logits[ids] = np.where(values < 0, values * penalty32, values / penalty32)
+    return logits
+
+
+def count_penalised(logits: FloatArray, counts: Mapping[int, int], presence: float, frequency: float) -> FloatArray:
+    """logit - presence - count x frequency for each token that is in the output, as in the OpenAI API."""
+    ids = np.fromiter(counts, np.intp, len(counts))
+    times = np.fromiter(counts.values(), np.float32, len(counts))
+    logits = logits.copy()
+    logits[ids] -= np.float32(presence) + np.float32(frequency) * times
+    return logits
+
+
+def allowed_mask(params: SamplingParams, vocabulary: int) -> BoolArray | None:
+    """allowed_token_ids without banned_token_ids, as a mask, [vocabulary]; None where all tokens are allowed."""
+    if params.allowed_token_ids is None and not params.banned_token_ids:
+        return None
+    mask = np.full(vocabulary, params.allowed_token_ids is None)
+    mask[list(params.allowed_token_ids or ())] = True
+    mask[list(params.banned_token_ids)] = False
+    return mask
+
+
+def check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
+    """Raises RequestError, in the name of a field, for an id that is not in the vocabulary."""
+    for token in ids:
+        if not (isinstance(token, int) and 0 <= token < vocabulary):
+            raise RequestError(f"{name}: {token!r} is no token id; expected 0 to {vocabulary - 1}")
+
+
+def check_possible(params: SamplingParams, vocabulary: int, stop_ids: Collection[int], room: int) -> None:
+    """Raises RequestError for parameters that this target cannot honour.
+
+    stop_ids  the tokens that end the text.
+    room      the most tokens that can be written.
+    """
+    for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
+        check_ids(name, getattr(params, name) or (), vocabulary)
+    if params.min_tokens > room:
+        raise RequestError(f"min_tokens={params.min_tokens} is not possible; the context has room for {room}")
+    mask = allowed_mask(params, vocabulary)
+    possible = np.ones(vocabulary, bool) if mask is None else mask
+    if params.min_tokens:
+        possible[[token for token in stop_ids if token < vocabulary]] = False
+    if not possible.any():
+        raise RequestError(
+            "no token can come: allowed_token_ids, banned_token_ids and, with min_tokens, the tokens that end the text "
+            "leave none"
+        )

@@ -1,0 +1,98 @@
+"""Texts that are compared with plain ones: what holds, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.certify import faults, identity
+from outrider.certify.covering import pairwise
+from outrider.certify.drafters import DRAFTERS, SHAPES
+from outrider.certify.identity import PROMPTS, Identity, IdentitySetting
+from outrider.request import Request
+
+SETTING = IdentitySetting("half right", 5, "chain", 8, 1, "roomy", "greedy")
+
+
+@pytest.fixture(scope="module")
+def comparison(llm):
+    return Identity(llm, [llm.encode(prompt) for prompt in PROMPTS], seed=5)
+
+
+def test_a_covering_array_of_settings_holds(llm, comparison):
+    cells = [comparison.check(llm, IdentitySetting(**values)) for values in pairwise(identity.factors((1,)))]
+    assert [cell.evidence for cell in cells if not cell.holds] == []
+    assert {cell.setting.drafter for cell in cells} == set(DRAFTERS)
+    assert all(cell.texts == len(PROMPTS) and cell.tokens == cells[0].tokens for cell in cells)
+    assert cells[0].tokens == len(PROMPTS) * identity.MAX_TOKENS
+
+
+def test_drafters_do_what_their_names_say(llm, comparison):
+    def share(drafter, shape="chain"):
+        cell = comparison.check(llm, replace(SETTING, drafter=drafter, shape=shape, k=6))
+        return cell.accepted / cell.drafted
+
+    assert share("perfect") == 1
+    assert share("perfect", "tree") == pytest.approx(1 / 3, abs=0.1)
+    assert 0.4 < share("half right") < 0.9
+    assert 0.5 < share("prediction") < 1
+    assert share("random") < 0.1
+    assert share("one late") < 0.3
+
+
+def test_scarce_memory_pushes_requests_out(llm, comparison):
+    assert comparison.check(llm, replace(SETTING, memory="scarce")).preemptions > 0
+    assert comparison.check(llm, SETTING).preemptions == 0
+
+
+def test_seeded_texts_are_not_greedy_ones(comparison):
+    texts = {name: [request.output for request in plain] for name, plain in comparison.plain.items()}
+    assert len({str(text) for text in texts.values()}) == len(identity.SAMPLINGS)
+
+
+def test_every_drafter_has_both_shapes():
+    assert set(SHAPES) == {"chain", "tree"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "changes"),
+    [
+        (faults.rows_off_by_one, {}),
+        (faults.kv_not_rolled_back, {}),
+        (faults.path_not_moved, {"drafter": "perfect", "shape": "tree", "k": 8}),
+        (faults.penalties_once_a_step, {"drafter": "perfect", "sampling": "greedy with penalties"}),
+    ],
+)
+def test_a_planted_fault_gives_another_text(llm, comparison, fault, changes):
+    setting = replace(SETTING, **changes)
+    assert comparison.check(llm, setting).holds
+    cell = comparison.check(llm, setting, fault)
+    assert not cell.holds
+    assert "token" in cell.difference
+    assert cell.fault == ""
+
+
+def test_a_run_that_breaks_off_does_not_hold_and_says_why(llm, comparison):
+    def broken(parts):
+        return replace(parts, rule=lambda rule: lambda *arguments: 1 / 0)
+
+    cell = comparison.check(llm, SETTING, broken)
+    assert (cell.holds, cell.difference, cell.fault) == (False, "", "ZeroDivisionError: division by zero")
+    assert cell.evidence == cell.fault
+
+
+def finished(tokens, text="", reason="length"):
+    request = Request([1])
+    request.tokens += tokens
+    request.pieces, request.finish_reason = [text], reason
+    return request
+
+
+def test_a_difference_is_in_tokens_text_or_end(llm):
+    plain = finished([5, 6], "ab")
+    assert identity.first_difference(llm, [plain], [finished([5, 6], "ab")]) == ""
+    assert "token 1" in identity.first_difference(llm, [plain], [finished([5, 7], "ab")])
+    assert "1 tokens" in identity.first_difference(llm, [plain], [finished([5], "ab")])
+    assert identity.first_difference(llm, [plain], [finished([5, 6], "a")]) != ""
+    assert "stop" in identity.first_difference(llm, [plain], [finished([5, 6], "ab", "stop")])

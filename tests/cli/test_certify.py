@@ -1,0 +1,110 @@
+"""`outrider certify`: arguments, what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import outrider.certify
+from outrider.certify import FULL, PROMPTS, QUICK
+from outrider.certify.certificate import Certificate, Machine, ModelFile
+from outrider.certify.controls import control
+from outrider.certify.draws import DrawsCell, DrawsSetting
+from outrider.certify.faults import shared_number
+from outrider.certify.identity import IdentityCell, IdentitySetting
+from outrider.certify.law import LawCell, LawSetting
+from outrider.certify.statistics import fit
+from outrider.cli import app
+
+FIT = fit({0: 50, 1: 50}, {0: 0.5, 1: 0.5}, 1e-8)
+SETTING = LawSetting("rejection", "drawn", "top-k 2")
+CERTIFICATE = Certificate(
+    model=ModelFile("tiny.gguf", 1000, "0123abcd"),
+    machine=Machine("Linux", "a processor", 2, "plain", (1, 2), "0.1", "3.11", "2.0"),
+    extent="quick",
+    seed=0,
+    level=1e-8,
+    identity=(IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "roomy", "greedy"), 8, 256, 90, 99, 66, 0, ""),),
+    law=(LawCell(SETTING, FIT, 70),),
+    draws=(DrawsCell(DrawsSetting("block", "drawn"), FIT, 90, 40),),
+    controls=(control(shared_number, "law", LawCell(SETTING, replace(FIT, p_value=1e-30), 70)),),
+    seconds=3.0,
+)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Makes certificates of nothing; returns what they were asked for. asked["certificate"] may be changed."""
+    calls = {"certificate": CERTIFICATE}
+
+    def certify(target, **arguments):
+        calls.update(arguments, target=target)
+        arguments["progress"]("Comparing texts", 1, 10)
+        return calls["certificate"]
+
+    monkeypatch.setattr(outrider.certify, "certify", certify)
+    return calls
+
+
+def run(model, *args):
+    return CliRunner().invoke(app, ["certify", model, *map(str, args)])
+
+
+def test_a_certificate_that_holds_is_exit_code_0(model, asked):
+    result = run(model)
+    assert result.exit_code == 0
+    assert "identical: 8 texts" in result.stdout
+    assert "Speculative decoding is exact here" in result.stdout
+    assert result.stderr == ""  # no bar without a terminal
+    assert str(asked["target"]) == model
+    assert (asked["extent"], asked["seed"], asked["threads"], asked["prompts"]) == (FULL, 0, None, PROMPTS)
+
+
+def test_one_that_does_not_is_exit_code_1(model, asked):
+    asked["certificate"] = replace(CERTIFICATE, controls=(replace(CERTIFICATE.controls[0], caught=False),))
+    result = run(model)
+    assert result.exit_code == 1
+    assert "does NOT hold" in result.stdout
+
+
+def test_options_reach_the_library(model, asked, tmp_path):
+    (tmp_path / "mine.txt").write_text("Hello\nGood morning\n")
+    run(model, "--quick", "--seed", 9, "--threads", 3, "--prompts", tmp_path / "mine.txt")
+    assert (asked["extent"], asked["seed"], asked["threads"]) == (QUICK, 9, 3)
+    assert asked["prompts"] == [[{"role": "user", "content": text}] for text in ("Hello", "Good morning")]
+
+
+def test_json_and_html(model, asked, tmp_path):
+    result = run(model, "--json", "--html", tmp_path / "page.html")
+    assert json.loads(result.stdout)["holds"] is True
+    assert "tiny.gguf" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "args", [["/nowhere/model.gguf"], ["{model}", "--prompts", "/nowhere.txt"], ["{model}", "--seed", "-1"]]
+)
+def test_errors_are_one_line(model, args):
+    result = CliRunner().invoke(app, ["certify", *(arg.format(model=model) for arg in args)])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_it_at_once_without_a_traceback(model):
+    argv = [sys.executable, "-m", "outrider", "certify", model, "--quick", "--threads", "1"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        try:
+            out, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err) == (130, "", "")
