@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.cache import KVCache
 from outrider.certify import scripted
-from outrider.certify.scripted import Law, Letters
+from outrider.certify.scripted import Law
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
 from outrider.models.base import KVShape
@@ -155,6 +155,13 @@ def constant(*tokens: int) -> Draft:
 def nothing(request: DraftRequest) -> Proposal:
     """No proposal: plain decoding."""
     return EMPTY
+
+
+class Letters(scripted.Letters):
+    """A vocabulary of bytes, and the text of its tokens."""
+
+    def text(self, tokens: Iterable[int]) -> str:
+        return b"".join(self.table[token] for token in tokens).decode("utf-8", "replace")
 
 
 LETTERS = Letters()

@@ -119,7 +119,7 @@ def test_the_edges_of_the_allowed_ranges_are_allowed() -> None:
         ({}, "greedy"),
         ({"seed": 3}, "greedy"),
         ({"acceptance": "greedy"}, "greedy"),
-        ({"temperature": 1.0}, "rejection"),
+        ({"temperature": 1.0}, "block"),
         ({"temperature": 1.0, "seed": 0}, "coupled"),
         ({"temperature": 1.0, "seed": 0, "acceptance": "rejection"}, "rejection"),
         ({"temperature": 1.0, "acceptance": "coupled"}, "coupled"),

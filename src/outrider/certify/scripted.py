@@ -6,7 +6,7 @@ a wrong slot, a wrong tail, a stale or wrongly moved entry gives other text, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -73,7 +73,3 @@ class Letters:
     def token_bytes(self, token: int) -> bytes:
         """What the token stands for."""
         return self.table[token]
-
-    def text(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
-        return b"".join(self.table[token] for token in tokens).decode("utf-8", "replace")

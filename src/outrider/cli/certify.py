@@ -27,12 +27,12 @@ outrider certify smollm2 --quick --prompts mine.txt --json > certificate.json
 
 def certify(
     target: Annotated[
-        str, typer.Argument(metavar="[TARGET]", help="An alias, fetched on first use, or a .gguf file.")
+        str, typer.Argument(metavar="TARGET", help="An alias, fetched on first use, or a .gguf file.")
     ] = "smollm2",
     *,
     quick: Annotated[
         bool, flag("Only so many settings that every two options meet, and fewer draws: two minutes for a small model. "
-                   "Without it, all settings: an hour or more.", "--quick")
+                   "Without it, all settings: about an hour.", "--quick")
     ] = False,
     prompts: Annotated[
         Path | None, flag("Compare the answers to these prompts, one a line, or JSON lines as for generate. "
@@ -47,8 +47,8 @@ def certify(
 ) -> None:  # fmt: skip
     """Check that speculation gives the model's own text on this machine.
 
-    Compares texts with plain decoding, counts draws against their probabilities, and plants faults to see that they are
-    found. Exit code 0 only if all of that holds.
+    Compares texts with plain decoding, counts draws against their probabilities, and plants faults, which must be seen.
+    Exit code 0 only if all of that holds.
     """
     from outrider import certify as certifying
     from outrider.certify import html as page

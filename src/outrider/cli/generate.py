@@ -96,8 +96,8 @@ def generate(
         ("--compare cannot go with --prompts", compare and prompts is not None),
         ("--compare needs --speculation", compare and model.speculation == "off"),
         (
-            "--compare cannot go with --acceptance rejection, which keeps the distribution, not the text",
-            compare and sampling.acceptance == "rejection",
+            "--compare cannot go with --acceptance rejection or block, which keep the distribution, not the text",
+            compare and sampling.acceptance in ("rejection", "block"),
         ),
         ("--show-drafts cannot go with --json", show_drafts and json),
         ("--show-drafts cannot go with --prompts", show_drafts and prompts is not None),

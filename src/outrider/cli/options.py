@@ -93,7 +93,7 @@ class SamplingOptions:
     ] = None
     acceptance: Annotated[
         str | None,
-        flag("Acceptance rule when sampling. Default: coupled with a seed, rejection without.", panel=SAMPLING,
+        flag("Acceptance rule when sampling. Default: coupled with a seed, block without.", panel=SAMPLING,
              metavar="coupled|rejection|block"),
     ] = None  # fmt: skip
     stop: Annotated[

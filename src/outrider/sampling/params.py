@@ -158,10 +158,13 @@ class SamplingParams:
 
     @property
     def rule(self) -> Rule:
-        """The acceptance rule in force: greedy at temperature 0, else `acceptance`, else coupled with a seed."""
+        """The acceptance rule in force: greedy at temperature 0, else `acceptance`, else coupled with a seed, block without.
+
+        `docs/exactness.md` has the figures that say so.
+        """
         if self.temperature == 0:
             return "greedy"
-        return self.acceptance or ("rejection" if self.seed is None else "coupled")
+        return self.acceptance or ("block" if self.seed is None else "coupled")
 
 
 def _real(value: object) -> bool:
