@@ -158,7 +158,7 @@ class SamplingParams:
 
     @property
     def rule(self) -> Rule:
-        """The acceptance rule in force: greedy at temperature 0, else `acceptance`, else coupled with a seed, block without.
+        """The acceptance rule in force: greedy at temperature 0, else `acceptance`, else coupled if seeded, or block.
 
         `docs/exactness.md` has the figures that say so.
         """
