@@ -281,6 +281,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests in while their committed tokens fit beside those of the running ones."""
+        if not self.waiting:
+            return
         free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in self.running)
         while self.waiting and len(self.running) < self._max_batch:
             free -= self._cache.blocks_for(len(self.waiting[0].tokens))

@@ -137,9 +137,12 @@ class KVCache:
                     tail_starts.append(end)
                     tail_slots += sequence.slots([end + node for node in path])
                     tail_offsets.append(len(tail_slots))
-        tables = np.zeros((len(work), max((len(stretch.sequence.blocks) for stretch in work), default=0)), np.int32)
-        for table, stretch in zip(tables, work, strict=True):
-            table[: len(stretch.sequence.blocks)] = stretch.sequence.table
+        if len(work) == 1:
+            tables = work[0].sequence.table[np.newaxis]
+        else:
+            tables = np.zeros((len(work), max((len(s.sequence.blocks) for s in work), default=0)), np.int32)
+            for table, stretch in zip(tables, work, strict=True):
+                table[: len(stretch.sequence.blocks)] = stretch.sequence.table
         per_row = np.array((tokens, positions, slots, requests, tail_starts), np.int32)  # one array is faster than five
         return Rows(
             tokens=per_row[0],
