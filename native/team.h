@@ -3,6 +3,9 @@
 // Workers spin for a moment after a job, since the next step usually comes at once, then park in the kernel.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -32,7 +35,10 @@ public:
     int size() const { return size_; }
 
     // Runs job(thread index) on every thread of the team, the caller being thread 0, and waits for all.
+    // Throws std::runtime_error in a process forked from the one that made the team: its workers are not there.
     void run(const std::function<void(int)>& job) {
+        if (size_ > 1 && getpid() != process_)
+            throw std::runtime_error("the model was loaded before this process was forked; load it in this process");
         job_ = &job;
         start();
         job(0);
@@ -64,6 +70,10 @@ private:
     }
 
     void stop() {
+        if (getpid() != process_) {  // a forked process has no workers to wait for
+            for (std::thread& worker : workers_) worker.detach();
+            return;
+        }
         stopping_ = true;
         start();
         for (std::thread& worker : workers_) worker.join();
@@ -103,6 +113,7 @@ private:
     const std::unique_ptr<Place[]> places_;
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
+    const pid_t process_ = getpid();
     std::atomic<bool> stopping_ = false;
     alignas(64) std::atomic<uint32_t> epoch_ = 0;
 };

@@ -52,6 +52,14 @@ def test_any_of_several_stop_ids_ends_the_text(eos_ids):
     assert (request.output, request.finish_reason) == ([1, 2, 3, 9], "stop")
 
 
+def test_an_end_of_text_that_the_model_has_no_logit_for_is_no_end():
+    """A tokenizer may know more tokens than the model: min_tokens keeps away those that there are."""
+    law = script([3, 4])
+    params = SamplingParams(max_tokens=4, min_tokens=2)
+    found = generate(make_engine(ScriptedModel(law), eos_ids=[4, 16, 99]), [1], params)
+    assert (found.output, found.finish_reason) == ([3, 0, 3, 4], "stop")
+
+
 def test_without_stop_ids_or_ignoring_them_the_text_goes_on():
     """B58, B97: an empty list means never; ignore_eos writes the token's own text."""
     law = script([1, 9, 2])

@@ -53,7 +53,7 @@ def literal(logits: FloatArray, params: SamplingParams) -> DoubleArray:
         ("min_p", [-0.1, 1.5, math.nan, True]),
         ("seed", [1.5, "1", True, 2**63, -(2**63) - 1]),
         ("max_tokens", [0, -1, 1.5, True]),
-        ("stop", ["END", ("",), ("a", 1), None]),
+        ("stop", ["END", ("",), ("a", 1), None, ("a", "\udcff"), ("x\ud800",)]),
         ("stop_token_ids", [3, (-1,), (1.0,), (True,), "3"]),
         ("ignore_eos", [1, None]),
         ("logprobs", [-1, 1.0, True]),

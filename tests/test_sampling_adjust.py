@@ -68,6 +68,19 @@ def test_only_allowed_tokens_can_come() -> None:
     assert allowed_mask(SamplingParams(), 5) is None
 
 
+def test_equal_masks_are_one_and_nobody_can_change_it() -> None:
+    values: dict[str, Any] = {"allowed_token_ids": (1, 2, 3), "banned_token_ids": (2,)}
+    mask = allowed_mask(SamplingParams(**values), 5)
+    assert mask is not None
+    assert allowed_mask(SamplingParams(**values, seed=1), 5) is mask
+    check_possible(SamplingParams(**values, min_tokens=1), 5, {3}, room=10)  # rules 3 out for itself alone
+    assert mask.tolist() == [False, True, False, True, False]
+    with pytest.raises(ValueError, match="read-only"):
+        mask[0] = True
+    for other, vocabulary in (({"banned_token_ids": (2,)}, 5), ({"allowed_token_ids": (1, 2, 3)}, 5), (values, 6)):
+        assert not np.array_equal(allowed_mask(SamplingParams(**other), vocabulary), mask)  # type: ignore[arg-type]
+
+
 def test_a_mask_may_differ_from_row_to_row() -> None:
     masks = np.eye(3, 5, dtype=bool)
     proposal = Proposal.chain([1, 2], "n")

@@ -10,10 +10,10 @@ for emitted in llm.stream("Once upon a time"):
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import index as as_integer
 from pathlib import Path
 
 from outrider import drafters
@@ -27,6 +27,7 @@ from outrider.policy.ladder import Ladder
 from outrider.request import Emitted, Request
 from outrider.sampling import Logprobs, SamplingParams
 from outrider.tokenizer import Detokeniser, Message, Tokenizer
+from outrider.turns import FairLock
 from outrider.types import FinishReason
 from outrider.weights import hub
 from outrider.weights.gguf import GGUF
@@ -127,7 +128,7 @@ class LLM:
         self.model = NativeModel(
             recorded.program, context_length=self.context_length, kv_shape=recorded.kv_shape, threads=threads
         )
-        cache = KVCache(recorded.kv_shape, _kv_blocks(kv_tokens, self.context_length, recorded.kv_shape))
+        cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
         names = () if speculation == "off" else ("prediction", speculation)
         self.engine = Engine(
             self.model,
@@ -139,7 +140,7 @@ class LLM:
             max_draft=max_draft,
             debug=os.environ.get("OUTRIDER_DEBUG", "") not in ("", "0"),
         )
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._inboxes: dict[int, deque[Emitted]] = {}
 
     def generate(
@@ -204,13 +205,20 @@ class LLM:
         """The token ids of a prompt."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
+        if isinstance(prompt, int) or not hasattr(prompt, "__len__"):
+            raise RequestError(
+                f"prompt {prompt!r:.80} is no list; one prompt of token ids among several is a list of ids"
+            )
         messages = [item for item in prompt if isinstance(item, dict)]
-        ids = [item for item in prompt if isinstance(item, int)]
         if len(messages) == len(prompt) > 0:
             return self.tokenizer.encode_chat(messages)
-        if len(ids) == len(prompt):
-            return ids
-        raise RequestError(f"prompt {prompt!r:.80} is mixed; expected a text, token ids, or a list of messages")
+        try:
+            if any(isinstance(item, bool) for item in prompt):
+                raise TypeError
+            return [as_integer(item) for item in prompt]  # type: ignore[arg-type]  # it raises for what is no integer
+        except TypeError:
+            expected = "a text, a list of token ids, or a list of messages"
+            raise RequestError(f"prompt {prompt!r:.80} is not possible; expected {expected}") from None
 
     def run(self, requests: Sequence[Request]) -> Iterator[Emitted]:
         """Runs requests to their ends and yields what each step adds to them; others may run beside them.
@@ -284,11 +292,18 @@ def _context(wanted: int | None, most: int) -> int:
     return wanted
 
 
-def _kv_blocks(kv_tokens: int | None, context: int, shape: KVShape) -> int:
+def _kv_cache(kv_tokens: int | None, context: int, shape: KVShape) -> KVCache:
+    """A cache for that many positions; None: see `LLM`. Raises RequestError if it cannot be had."""
+    per_token = 2 * shape.layers * shape.heads * shape.head_dim * 2
     if kv_tokens is None:
-        per_token = 2 * shape.layers * shape.heads * shape.head_dim * 2
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kv_tokens = max(context, min(4 * context, memory // 4 // per_token))
     elif kv_tokens < BLOCK:
         raise RequestError(f"kv_tokens={kv_tokens} is not possible; allowed: {BLOCK} or more")
-    return -(-kv_tokens // BLOCK)
+    try:
+        return KVCache(shape, -(-kv_tokens // BLOCK))
+    except (OSError, OverflowError, MemoryError) as error:
+        raise RequestError(
+            f"the KV cache for {kv_tokens} tokens needs {kv_tokens * per_token / 2**30:.1f} GiB, which this system "
+            f"refuses ({error}); lower context_length, or set kv_tokens"
+        ) from error

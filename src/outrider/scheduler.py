@@ -99,7 +99,7 @@ class Scheduler:
         self._cache = cache
         self._context_length = context_length
         self._vocabulary_size = vocabulary_size
-        self._eos_ids = frozenset(eos_ids)
+        self._eos_ids = frozenset(token for token in eos_ids if token in range(vocabulary_size))  # others have no logit
         self._max_batch = max_batch
         self._chunk = chunk
         self._max_draft = max_draft

@@ -70,6 +70,31 @@ def test_answers_go_to_a_file(outrider, prompts, tmp_path):
     assert len(result.stderr.splitlines()) == 1, "no bar without a terminal"
 
 
+def test_a_file_of_answers_may_exist_when_prompts_come_from_stdin(outrider, tmp_path):
+    target = tmp_path / "answers.jsonl"
+    for _ in range(2):
+        assert outrider("generate", "--prompts", "-", "--output", target, "-n", 3, stdin="A\nB\n").exit_code == 0
+        assert [json.loads(line)["index"] for line in target.read_text().splitlines()] == [0, 1]
+
+
+def test_the_file_of_the_prompts_is_not_overwritten(outrider, prompts):
+    before = prompts.read_text()
+    assert outrider("generate", "--prompts", prompts, "--output", prompts).exit_code == 2
+    assert prompts.read_text() == before
+
+
+def test_half_a_character_beside_a_prompt_is_written_as_json(outrider, tmp_path):
+    """JSON may hold lone surrogates, UTF-8 may not."""
+    lines = [{"prompt": "A", "category": "\\\udcff", "question_id": "\ud83d"}, {"prompt": "B", "category": "é"}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    target = tmp_path / "answers.jsonl"
+    result = outrider("generate", "--prompts", tmp_path / "prompts.jsonl", "--output", target, "-n", 3)
+    assert result.exit_code == 0
+    found = [json.loads(line) for line in target.read_text("utf-8").splitlines()]
+    assert (found[0]["category"], found[0]["question_id"]) == ("\\\udcff", "\ud83d")
+    assert found[1]["category"] == "é"
+
+
 def test_prompts_come_from_stdin(objects):
     assert [each["index"] for each in objects("--prompts", "-", "-n", 3, stdin="A\nB\n")] == [0, 1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from errno import ENOSPC
 
 import pytest
 from typer.testing import CliRunner
@@ -83,6 +84,41 @@ def test_json_and_html(model, asked, tmp_path):
     result = run(model, "--json", "--html", tmp_path / "page.html")
     assert json.loads(result.stdout)["holds"] is True
     assert "tiny.gguf" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("absent/page.html", "cannot be written: there is no folder '{folder}/absent'"),
+        ("folder", "is a folder; expected a file"),
+        ("page.html", "cannot be written: permission denied"),
+        ("new.html", "cannot be written: permission denied"),
+    ],
+)
+def test_a_page_that_could_not_be_written_is_refused_before_any_work(
+    model, asked, tmp_path, monkeypatch, place, reason
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page.html").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may do everything
+    result = run(model, "--html", tmp_path / place)
+    assert result.exit_code == 2
+    message = f"'{tmp_path / place}' {reason.format(folder=tmp_path)}"
+    assert "".join(message.split()) in "".join(result.stderr.replace("│", "").split()), "it is wrapped anywhere"
+    assert "target" not in asked
+    assert not (tmp_path / "new.html").exists()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_the_report_is_out_even_if_the_page_fails_after_all(model, asked, tmp_path, monkeypatch, form):
+    def fill(path, *arguments, **options):
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("pathlib.Path.write_text", fill)
+    result = run(model, "--html", tmp_path / "page.html", *form)
+    assert result.exit_code == 1
+    assert "tiny.gguf" in result.stdout
+    assert result.stderr == f"error: {tmp_path / 'page.html'}: No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,11 @@ def test_anything_else_is_refused_with_the_names_that_exist(
         hub.resolve(name)
 
 
+def test_a_home_that_nobody_has_is_refused_by_name() -> None:
+    with pytest.raises(FetchError, match=r"path is '~nosuchuser/x\.gguf', but no home folder .* '~nosuchuser'"):
+        hub.resolve("~nosuchuser/x.gguf")
+
+
 # Aliases.
 
 
@@ -319,6 +324,14 @@ def test_the_cache_is_the_users_unless_it_is_chosen(monkeypatch: pytest.MonkeyPa
     assert hub.cache_folder() == tmp_path / "outrider"
     monkeypatch.setenv("OUTRIDER_CACHE", "~/models")
     assert hub.cache_folder() == Path.home() / "models"
+
+
+def test_a_cache_in_a_home_that_nobody_has_is_refused_by_name(
+    pony: hub.PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", "~nosuchuser/models")
+    with pytest.raises(FetchError, match=r"OUTRIDER_CACHE is '~nosuchuser/models', but .* '~nosuchuser'"):
+        hub.resolve("pony")
 
 
 @pytest.mark.skipif(default_model() is None, reason="the default model is not on this machine")

@@ -20,6 +20,9 @@ from outrider.types import ROOT, IntArray, Proposal, Rows
 BLOCK = 32
 """Positions per block."""
 
+_NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python names from 3.13 on: memory is promised when it is touched, not before."""
+
 HalfArray = npt.NDArray[np.uint16]
 """Half-precision numbers as raw bits: NumPy's own float16 arithmetic is slow, and nothing here computes."""
 
@@ -204,5 +207,6 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
 def _zeros(shape: tuple[int, ...]) -> HalfArray:
     """Zeros whose pages the system hands out on first touch, small ones: NumPy's own zeros ask for large pages, which
     would clear 2 MB per layer before the first token and hold them for ever so short a text."""
-    memory = mmap.mmap(-1, math.prod(shape) * 2)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    memory = mmap.mmap(-1, math.prod(shape) * 2, flags=flags)
     return np.frombuffer(memory, np.uint16).reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as encoding
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,8 @@ def certify(
     from outrider.cli.prompts import read_prompts
     from outrider.weights import hub
 
+    if html is not None:
+        _check_writable(html)
     texts = [entry.prompt for entry in read_prompts(prompts, raw=False, system=None)] if prompts else None
     with display.Download() as download:
         path = hub.resolve(target, progress=download)
@@ -69,8 +72,6 @@ def certify(
             threads=threads,
             progress=lambda doing, done, total: progress.update(task, description=doing, completed=done, total=total),
         )
-    if html is not None:
-        html.write_text(page.as_html(certificate), encoding="utf-8")
     if json:
         print(encoding.dumps(report.as_json(certificate), ensure_ascii=False), flush=True)
     else:
@@ -78,7 +79,23 @@ def certify(
         if not console.is_terminal:
             console.width = 120
         console.print(report.as_tables(certificate))
+    if html is not None:  # last, so that the report is out whatever becomes of the file
+        html.write_text(page.as_html(certificate), encoding="utf-8")
     raise typer.Exit(0 if certificate.holds else 1)
+
+
+def _check_writable(path: Path) -> None:
+    """A usage error unless the page can be written there; nothing is changed."""
+    folder = path.parent
+    if path.is_dir():
+        reason = "is a folder; expected a file"
+    elif not folder.is_dir():
+        reason = f"cannot be written: there is no folder {str(folder)!r}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "cannot be written: permission denied"
+    else:
+        return
+    raise typer.BadParameter(f"{str(path)!r} {reason}", param_hint="--html")
 
 
 def _bar() -> Progress:

@@ -184,7 +184,7 @@ class Batch:
 
     def __enter__(self) -> Self:
         if self._output is not None:
-            self._file = self._output.open("w", encoding="utf-8")
+            self._file = self._output.open("w", encoding="utf-8", errors="backslashreplace")  # as stdout
         self._progress.start()
         return self
 

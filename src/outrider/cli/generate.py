@@ -114,7 +114,7 @@ def generate(
     if prompts is not None:
         from outrider.cli.batch import answer_all
 
-        if output is not None and output.exists() and output.samefile(prompts):
+        if output is not None and str(prompts) != "-" and output.exists() and output.samefile(prompts):
             raise typer.BadParameter("that is the file of the prompts", param_hint="--output")
         entries = read_prompts(prompts, raw=raw, system=system)
         raise typer.Exit(answer_all(model.load(), entries, params, output))

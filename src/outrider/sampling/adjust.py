@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -125,12 +126,21 @@ def count_penalised(logits: FloatArray, counts: Mapping[int, int], presence: flo
 
 
 def allowed_mask(params: SamplingParams, vocabulary: int) -> BoolArray | None:
-    """allowed_token_ids without banned_token_ids, as a mask, [vocabulary]; None where all tokens are allowed."""
+    """allowed_token_ids without banned_token_ids, as a mask, [vocabulary]; None where all tokens are allowed.
+
+    Read-only, as requests that ask for the same share it.
+    """
     if params.allowed_token_ids is None and not params.banned_token_ids:
         return None
-    mask = np.full(vocabulary, params.allowed_token_ids is None)
-    mask[list(params.allowed_token_ids or ())] = True
-    mask[list(params.banned_token_ids)] = False
+    return _mask(params.allowed_token_ids, params.banned_token_ids, vocabulary)
+
+
+@lru_cache(maxsize=16)
+def _mask(allowed: tuple[int, ...] | None, banned: tuple[int, ...], vocabulary: int) -> BoolArray:
+    mask = np.full(vocabulary, allowed is None)
+    mask[list(allowed or ())] = True
+    mask[list(banned)] = False
+    mask.flags.writeable = False
     return mask
 
 
@@ -144,7 +154,7 @@ def check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
 def check_possible(params: SamplingParams, vocabulary: int, stop_ids: Collection[int], room: int) -> None:
     """Raises RequestError for parameters that this target cannot honour.
 
-    stop_ids  the tokens that end the text.
+    stop_ids  the tokens of the vocabulary that end the text.
     room      the most tokens that can be written.
     """
     for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
@@ -152,9 +162,9 @@ def check_possible(params: SamplingParams, vocabulary: int, stop_ids: Collection
     if params.min_tokens > room:
         raise RequestError(f"min_tokens={params.min_tokens} is not possible; the context has room for {room}")
     mask = allowed_mask(params, vocabulary)
-    possible = np.ones(vocabulary, bool) if mask is None else mask
+    possible = np.ones(vocabulary, bool) if mask is None else mask.copy()
     if params.min_tokens:
-        possible[[token for token in stop_ids if token < vocabulary]] = False
+        possible[list(stop_ids)] = False
     if not possible.any():
         raise RequestError(
             "no token can come: allowed_token_ids, banned_token_ids and, with min_tokens, the tokens that end the text "

@@ -95,10 +95,10 @@ class SamplingParams:
             "None or an integer, 1 or more",
         )
         _check(
-            isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
+            isinstance(self.stop, tuple) and all(_text(each) for each in self.stop),
             "stop",
             self.stop,
-            "a tuple of non-empty strings, such as ('###',)",
+            "a tuple of non-empty strings of valid Unicode, such as ('###',)",
         )
         for name in ("stop_token_ids", "banned_token_ids"):
             _check(_ids(getattr(self, name)), name, getattr(self, name), "a tuple of token ids, 0 or more")
@@ -173,6 +173,10 @@ def _real(value: object) -> bool:
 
 def _integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and value != "" and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _ids(value: object) -> bool:

@@ -69,9 +69,12 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
 
 
 def cache_folder() -> Path:
-    """The folder of fetched models: OUTRIDER_CACHE, or else the user's cache folder for outrider."""
+    """The folder of fetched models: OUTRIDER_CACHE, or else the user's cache folder for outrider.
+
+    Raises FetchError if OUTRIDER_CACHE begins with the ~ of an unknown user.
+    """
     chosen = os.environ.get("OUTRIDER_CACHE")
-    return Path(chosen).expanduser() if chosen else user_cache_path("outrider")
+    return _expand(chosen, "OUTRIDER_CACHE") if chosen else user_cache_path("outrider")
 
 
 def resolve(name: str | Path, *, progress: ProgressCallback | None = None) -> Path:
@@ -84,13 +87,24 @@ def resolve(name: str | Path, *, progress: ProgressCallback | None = None) -> Pa
         if not _is_complete(model):
             _fetch(model, progress or _silent)
         return model.cached
-    path = Path(name).expanduser()
+    path = _expand(name, "the model's path")
     wanted = f"expected the path of a .gguf file or one of the aliases: {', '.join(ALIASES)}"
     if path.suffix.lower() != ".gguf":
         raise FetchError(f"no model is called {str(name)!r}; {wanted}")
     if not path.is_file():
         raise FetchError(f"there is no file {str(path)!r}; {wanted}")
     return path
+
+
+def _expand(path: str | Path, what: str) -> Path:
+    """The path with a leading ~ or ~user replaced; FetchError, saying what the path is, if there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        home = Path(path).parts[0]
+        raise FetchError(
+            f"{what} is {str(path)!r}, but no home folder is known for {home!r}; give it in full"
+        ) from error
 
 
 def _silent(description: str, done: int, total: int | None) -> None:
