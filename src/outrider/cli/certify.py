@@ -85,17 +85,12 @@ def certify(
 
 
 def _check_writable(path: Path) -> None:
-    """A usage error unless the page can be written there; nothing is changed."""
-    folder = path.parent
-    if path.is_dir():
-        reason = "is a folder; expected a file"
-    elif not folder.is_dir():
-        reason = f"cannot be written: there is no folder {str(folder)!r}"
-    elif not os.access(path if path.exists() else folder, os.W_OK):
-        reason = "cannot be written: permission denied"
-    else:
-        return
-    raise typer.BadParameter(f"{str(path)!r} {reason}", param_hint="--html")
+    """Raises OSError unless a file can be written there; what is there stays as it is, and nothing new is left."""
+    new = not os.path.lexists(path)
+    # Permission bits would not tell: not to root, nor for all file systems.
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+    if new:
+        path.unlink()
 
 
 def _bar() -> Progress:
