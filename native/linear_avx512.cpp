@@ -1,6 +1,6 @@
 // Linear layers with AVX-512 VNNI: `vpdpbusd` multiplies 64 unsigned weight codes by 4 broadcast activations and adds
-// them to 16 sums. A tile of 16 outputs fills one register; its group of 32 inputs is unpacked once for all rows, and
-// the broadcast comes with the instruction, so one row of one group costs eight multiplies and four float operations.
+// them to 16 sums. A tile of 16 outputs fills one register, and its group of 32 inputs is unpacked once for all rows. One
+// row of one group then costs eight broadcasts, eight multiplies and four float operations.
 #include "attention.h"
 #include "linear.h"
 
