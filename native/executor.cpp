@@ -14,6 +14,9 @@ void require(bool condition, const std::string& message) {
 
 void Executor::check(const Pass& pass) const {
     require(pass.rows > 0, "a pass needs at least one row");
+    for (const Buffer& b : buffers_)
+        require(b.filled < 0 || b.filled == pass.rows, "an input was filled with " + std::to_string(b.filled) +
+                                                           " rows, the pass has " + std::to_string(pass.rows));
     if (attention_layers_ > 0) {
         require(pass.layers == attention_layers_ && pass.kv_heads == kv_heads_ && pass.head_dim == head_dim_,
                 "the KV cache's shape is not the model's");
@@ -21,7 +24,7 @@ void Executor::check(const Pass& pass) const {
     const int64_t slots = int64_t(pass.blocks) * kKvBlock, table_end = int64_t(pass.map.table_stride) * kKvBlock;
     const auto in_range = [](int value, int64_t end) { return value >= 0 && value < end; };
     for (int i = 0; i < pass.rows; ++i) {
-        require(in_range(pass.tokens[i], vocabulary_), "token id " + std::to_string(pass.tokens[i]) +
+        require(vocabulary_ == 0 || in_range(pass.tokens[i], vocabulary_), "token id " + std::to_string(pass.tokens[i]) +
                                                            " is outside the vocabulary of " +
                                                            std::to_string(vocabulary_));
         require(in_range(pass.map.slots[i], slots), "a row's slot is outside the KV cache");
@@ -42,7 +45,10 @@ void Executor::check(const Pass& pass) const {
 }
 
 void Executor::prepare(const Pass& pass) {
-    for (Buffer& b : buffers_) b.memory.reserve(size_t(b.wanted ? pass.wanted_rows : pass.rows) * b.width);
+    for (Buffer& b : buffers_) {
+        b.memory.reserve(size_t(b.wanted ? pass.wanted_rows : pass.rows) * b.width);
+        b.filled = std::min(b.filled, 0);  // what was filled is used up
+    }
     for (const auto& q : quantised_) {
         const size_t rows = size_t(q->wanted ? pass.wanted_rows : pass.rows);
         const size_t blocks = (rows + kRowBlock - 1) / kRowBlock, groups = size_t(q->width / kGroup);

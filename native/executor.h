@@ -64,6 +64,10 @@ public:
 
     // Buffers are float [rows][width], one row per row of the pass, or per wanted row where `wanted`.
     int buffer(int width, bool wanted);
+    // A buffer of all rows that the caller fills before each pass.
+    int input(int width);
+    // Copies [rows][width] into an input; the next pass must have as many rows.
+    void fill(int buffer, const float* values, int rows);
 
     void embed(const PackedWeight& weight, int out);
     void rms_norm(int x, std::vector<float> weight, float epsilon, int out);
@@ -94,6 +98,7 @@ private:
     struct Buffer {
         int width;
         bool wanted;
+        int filled = -1;     // an input's rows for the next pass, 0 if it has none yet; -1: not an input
         int quantised = -1;  // index into quantised_, once a quantised weight reads it
         bool fresh = false;  // whether that holds what the buffer holds now
         Array<float> memory;

@@ -15,6 +15,7 @@ using namespace outrider;
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Cache = nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
@@ -86,6 +87,14 @@ NB_MODULE(_native, m) {
              },
              "team"_a, "kernels"_a)
         .def("buffer", &Executor::buffer, "width"_a, "wanted"_a)
+        .def("input", &Executor::input, "width"_a)
+        .def("fill",
+             [](Executor& self, int buffer, Floats values) {
+                 if (int(values.shape(1)) != self.width(buffer))
+                     throw std::invalid_argument("fill: the values' width is not the input's");
+                 self.fill(buffer, values.data(), int(values.shape(0)));
+             },
+             "buffer"_a, "values"_a.noconvert())
         .def("embed", &Executor::embed, "weight"_a, "out"_a, nb::keep_alive<1, 2>())
         .def("rms_norm", &Executor::rms_norm, "x"_a, "weight"_a, "epsilon"_a, "out"_a)
         .def("linear", &Executor::linear, "x"_a, "weights"_a, "bias"_a, "residual"_a, "out"_a)

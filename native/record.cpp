@@ -65,6 +65,20 @@ int Executor::buffer(int width, bool wanted) {
     return int(buffers_.size()) - 1;
 }
 
+int Executor::input(int width) {
+    const int index = buffer(width, false);
+    buffers_[size_t(index)].filled = 0;
+    return index;
+}
+
+void Executor::fill(int buffer, const float* values, int rows) {
+    Buffer& b = buffers_.at(size_t(buffer));
+    require(b.filled >= 0, "fill: the buffer is not an input");
+    b.memory.reserve(size_t(rows) * b.width);
+    std::copy_n(values, size_t(rows) * b.width, b.memory.data());
+    b.filled = rows;
+}
+
 Matrix Executor::matrix(int buffer) const {
     const Buffer& b = buffers_[size_t(buffer)];
     return {b.memory.data(), b.width};

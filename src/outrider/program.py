@@ -25,6 +25,14 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """out is filled by the caller before each pass."""
+
+    name: str
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
 class Embed:
     """out[i] = weight[tokens[i]]."""
 
@@ -114,7 +122,7 @@ class Select:
     out: Buffer
 
 
-Operation = Embed | RMSNorm | Linear | Angles | Rope | Attention | SwiGLU | Select
+Operation = Input | Embed | RMSNorm | Linear | Angles | Rope | Attention | SwiGLU | Select
 
 
 class Program:
@@ -129,6 +137,12 @@ class Program:
         buffer = Buffer(len(self.buffers), width, wanted)
         self.buffers.append(buffer)
         return buffer
+
+    def input(self, name: str, width: int) -> Buffer:
+        """Numbers that the caller brings, a row for each row of the pass."""
+        out = self._buffer(width)
+        self.operations.append(Input(name, out))
+        return out
 
     def embed(self, weight: Weight) -> Buffer:
         """The embedding of each row's token."""

@@ -10,6 +10,8 @@ The kernels of the best instruction set that the processor has are taken; OUTRID
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from outrider.program import (
     Attention,
     Buffer,
     Embed,
+    Input,
     Linear,
     Operation,
     Program,
@@ -31,46 +34,56 @@ from outrider.program import (
     Select,
     SwiGLU,
 )
-from outrider.types import Output, Rows
+from outrider.types import FloatArray, Output, Rows
 from outrider.weights.weight import Weight
 
 
-class NativeModel:
-    """A `CausalLM` on the native kernels. The program must have an output "logits"; outputs "tap.N" become taps."""
+class NativeProgram:
+    """A program on the native kernels: `run` computes its outputs for the rows of one pass."""
 
     def __init__(
         self,
         program: Program,
         *,
-        context_length: int,
-        kv_shape: KVShape,
         threads: int | None = None,
         kernels: str | None = None,
+        beside: NativeProgram | None = None,
     ) -> None:
         """Pack the weights and lower the program.
 
         threads  of the team that runs each pass; None: see `default_threads`.
         kernels  the instruction set; None: OUTRIDER_KERNELS, or else the best that the processor has.
+        beside   a program that never runs at the same time: its threads and kernels, and the packed form of weights
+                 that both use, serve this one too.
         """
-        self.context_length = context_length
-        self.kv_shape = kv_shape
-        self.threads = default_threads() if threads is None else checked_threads(threads)
-        self.kernels = choose_kernels(kernels)
-        self.vocabulary_size = program.outputs["logits"].width
-        self._executor = _native.Executor(_native.Team(self.threads), self.kernels)
-        lowering = _Lowering(self._executor)
-        buffers = lowering.lower(program)
-        self._logits = buffers["logits"]
-        self._taps = {int(name.removeprefix("tap.")): i for name, i in buffers.items() if name != "logits"}
-        self._weights = list(lowering.packed.values())  # the executor points into them
+        if beside is None:
+            self.threads = default_threads() if threads is None else checked_threads(threads)
+            self.kernels = choose_kernels(kernels)
+            self._team, self._arena = _native.Team(self.threads), _native.Arena()
+            self._packed: dict[Weight, _native.PackedWeight] = {}
+        else:
+            self.threads, self.kernels = beside.threads, beside.kernels
+            self._team, self._arena, self._packed = beside._team, beside._arena, dict(beside._packed)
+        self._executor = _native.Executor(self._team, self.kernels)
+        lowering = _Lowering(self._executor, self._arena, self._packed)  # the executor points into the packed weights
+        places = lowering.lower(program)
+        self._inputs = lowering.inputs
+        self._outputs = [(name, places[buffer.index], buffer.wanted) for name, buffer in program.outputs.items()]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all packed weights."""
-        return sum(weight.bytes for weight in self._weights)
+        """Bytes of all packed weights, those of the program beside it included."""
+        return sum(weight.bytes for weight in self._packed.values())
 
-    def forward(self, rows: Rows, cache: KVCache) -> Output:
-        """One pass over all rows; the arrays of the result are views that the next pass overwrites."""
+    def run(
+        self, rows: Rows, cache: KVCache, inputs: Mapping[str, FloatArray] = MappingProxyType({})
+    ) -> dict[str, FloatArray]:
+        """One pass over all rows: the outputs by name, as views that the next pass overwrites.
+
+        inputs  of each of the program's inputs, [rows, width].
+        """
+        for name, values in inputs.items():
+            self._executor.fill(self._inputs[name], values)
         self._executor.run(
             rows.tokens,
             rows.positions,
@@ -84,9 +97,10 @@ class NativeModel:
             cache.keys,
             cache.values,
         )
-        logits = self._executor.output(self._logits, len(rows.wanted))
-        taps = {layer: self._executor.output(i, len(rows.tokens)) for layer, i in self._taps.items()}
-        return Output(logits, taps)
+        return {
+            name: self._executor.output(place, len(rows.wanted if wanted else rows.tokens))
+            for name, place, wanted in self._outputs
+        }
 
     def profile(self, on: bool) -> None:
         """Start afresh, or stop, to measure the time of each operation; see `profiled`."""
@@ -98,6 +112,31 @@ class NativeModel:
         A time includes waiting for the slower threads of the operation before.
         """
         return self._executor.profiled()
+
+
+class NativeModel(NativeProgram):
+    """A `CausalLM` on the native kernels. The program must have an output "logits"; outputs "tap.N" become taps."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        context_length: int,
+        kv_shape: KVShape,
+        threads: int | None = None,
+        kernels: str | None = None,
+    ) -> None:
+        """As `NativeProgram`."""
+        super().__init__(program, threads=threads, kernels=kernels)
+        self.context_length = context_length
+        self.kv_shape = kv_shape
+        self.vocabulary_size = program.outputs["logits"].width
+        self._taps = {name: int(name.removeprefix("tap.")) for name in program.outputs if name != "logits"}
+
+    def forward(self, rows: Rows, cache: KVCache) -> Output:
+        """One pass over all rows; the arrays of the result are views that the next pass overwrites."""
+        outputs = self.run(rows, cache)
+        return Output(outputs["logits"], {layer: outputs[name] for name, layer in self._taps.items()})
 
 
 def choose_kernels(name: str | None = None) -> str:
@@ -112,16 +151,19 @@ def choose_kernels(name: str | None = None) -> str:
 class _Lowering:
     """From a program to calls of the executor; memory of buffers that nobody reads any more is used again."""
 
-    def __init__(self, executor: _native.Executor) -> None:
+    def __init__(
+        self, executor: _native.Executor, arena: _native.Arena, packed: dict[Weight, _native.PackedWeight]
+    ) -> None:
         self.executor = executor
-        self.arena = _native.Arena()
-        self.packed: dict[str, _native.PackedWeight] = {}
+        self.arena = arena
+        self.packed = packed
+        self.inputs: dict[str, int] = {}
         self.places: dict[int, int] = {}  # program buffer -> executor buffer
         self.free: list[tuple[Buffer, int]] = []
         self.released: list[tuple[Buffer, int]] = []  # free for use after the next linear layer or attention
 
-    def lower(self, program: Program) -> dict[str, int]:
-        """Hand over all operations; the executor's buffer of each output, by name."""
+    def lower(self, program: Program) -> dict[int, int]:
+        """Hand over all operations; the executor's buffer of each buffer of the program, by index."""
         last_use: dict[int, int] = {}
         for at, operation in enumerate(program.operations):
             for buffer in _reads(operation):
@@ -137,7 +179,7 @@ class _Lowering:
                 if last_use[buffer.index] == at and buffer.index not in kept:
                     self.released.append((buffer, self.places[buffer.index]))
                     last_use[buffer.index] = -1
-        return {name: self.places[buffer.index] for name, buffer in program.outputs.items()}
+        return self.places
 
     def _place(self, buffer: Buffer) -> int:
         """Memory for a buffer that is about to be written."""
@@ -148,15 +190,17 @@ class _Lowering:
         return place
 
     def _pack(self, weight: Weight) -> _native.PackedWeight:
-        if weight.name not in self.packed:
+        if weight not in self.packed:
             raw = np.ascontiguousarray(weight.raw)
             packed = _native.PackedWeight(self.arena, weight.type.name, raw, weight.outputs, weight.inputs)
-            self.packed[weight.name] = packed
-        return self.packed[weight.name]
+            self.packed[weight] = packed
+        return self.packed[weight]
 
     def _emit(self, operation: Operation) -> None:
         executor, at = self.executor, self.places
         match operation:
+            case Input(name, out):
+                self.inputs[name] = at[out.index] = executor.input(out.width)  # its own: others may not write there
             case Embed(weight, out):
                 executor.embed(self._pack(weight), self._place(out))
             case RMSNorm(x, norm, epsilon, out):
@@ -183,7 +227,7 @@ class _Lowering:
 def _reads(operation: Operation) -> list[Buffer]:
     """The buffers that an operation reads."""
     match operation:
-        case Embed() | Angles():
+        case Input() | Embed() | Angles():
             return []
         case Linear(x, _, _, residual, _):
             return [x] if residual is None else [x, residual]

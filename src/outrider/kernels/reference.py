@@ -8,6 +8,9 @@ up to the rounding of float sums; without, it is the model that the file describ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from outrider.cache import BLOCK, KVCache
@@ -16,6 +19,7 @@ from outrider.program import (
     Angles,
     Attention,
     Embed,
+    Input,
     Linear,
     Operation,
     Program,
@@ -26,6 +30,7 @@ from outrider.program import (
 )
 from outrider.types import FloatArray, Output, Rows
 from outrider.weights.gguf import TensorType
+from outrider.weights.weight import Weight
 
 GROUP = 32
 SMALLEST = np.float32(1e-36)
@@ -33,32 +38,36 @@ SMALLEST = np.float32(1e-36)
 QUANTISED = frozenset({TensorType.Q4_0, TensorType.Q4_1, TensorType.Q8_0})
 
 
-class ReferenceModel:
-    """A `CausalLM` that interprets its program in NumPy."""
+class ReferenceProgram:
+    """Interprets a program in NumPy."""
 
-    def __init__(
-        self, program: Program, *, context_length: int, kv_shape: KVShape, quantise_activations: bool = True
-    ) -> None:
+    def __init__(self, program: Program, *, quantise_activations: bool = True) -> None:
         self.program = program
-        self.context_length = context_length
-        self.kv_shape = kv_shape
-        self.vocabulary_size = program.outputs["logits"].width
         self.quantise_activations = quantise_activations
-        self._floats: dict[str, FloatArray] = {}
+        self._floats: dict[Weight, FloatArray] = {}
 
-    def forward(self, rows: Rows, cache: KVCache) -> Output:
-        """One pass over all rows."""
+    def run(
+        self, rows: Rows, cache: KVCache, inputs: Mapping[str, FloatArray] = MappingProxyType({})
+    ) -> dict[str, FloatArray]:
+        """One pass over all rows: the outputs by name; `inputs` as for `NativeProgram.run`."""
         values: dict[int, FloatArray] = {}
         for operation in self.program.operations:
-            values[operation.out.index] = self._compute(operation, values, rows, cache)
-        outputs = {name: values[buffer.index] for name, buffer in self.program.outputs.items()}
-        logits = outputs.pop("logits")
-        return Output(logits, {int(name.removeprefix("tap.")): value for name, value in outputs.items()})
+            values[operation.out.index] = self._compute(operation, values, rows, cache, inputs)
+        return {name: values[buffer.index] for name, buffer in self.program.outputs.items()}
 
-    def _compute(self, operation: Operation, values: dict[int, FloatArray], rows: Rows, cache: KVCache) -> FloatArray:
+    def _compute(
+        self,
+        operation: Operation,
+        values: dict[int, FloatArray],
+        rows: Rows,
+        cache: KVCache,
+        inputs: Mapping[str, FloatArray],
+    ) -> FloatArray:
         match operation:
+            case Input(name):
+                return inputs[name]
             case Embed(weight):
-                return self._matrix(weight.name, operation)[rows.tokens]
+                return self._matrix(weight)[rows.tokens]
             case RMSNorm(x, norm, epsilon):
                 a = values[x.index]
                 mean = np.mean(a * a, axis=1, keepdims=True, dtype=np.float32)
@@ -69,7 +78,7 @@ class ReferenceModel:
                 for weight in weights:
                     rounded = self.quantise_activations and weight.type in QUANTISED
                     b = quantise(a) if rounded else a
-                    parts.append(b @ self._matrix(weight.name, operation).T)
+                    parts.append(b @ self._matrix(weight).T)
                 y = np.concatenate(parts, axis=1)
                 y = y if bias is None else y + bias
                 return y if residual is None else y + values[residual.index]
@@ -86,11 +95,28 @@ class ReferenceModel:
             case Select(x):
                 return values[x.index][rows.wanted]
 
-    def _matrix(self, name: str, operation: Embed | Linear) -> FloatArray:
-        if name not in self._floats:
-            weights = (operation.weight,) if isinstance(operation, Embed) else operation.weights
-            self._floats[name] = next(weight for weight in weights if weight.name == name).floats()
-        return self._floats[name]
+    def _matrix(self, weight: Weight) -> FloatArray:
+        if weight not in self._floats:
+            self._floats[weight] = weight.floats()
+        return self._floats[weight]
+
+
+class ReferenceModel(ReferenceProgram):
+    """A `CausalLM` that interprets its program in NumPy."""
+
+    def __init__(
+        self, program: Program, *, context_length: int, kv_shape: KVShape, quantise_activations: bool = True
+    ) -> None:
+        super().__init__(program, quantise_activations=quantise_activations)
+        self.context_length = context_length
+        self.kv_shape = kv_shape
+        self.vocabulary_size = program.outputs["logits"].width
+
+    def forward(self, rows: Rows, cache: KVCache) -> Output:
+        """One pass over all rows."""
+        outputs = self.run(rows, cache)
+        logits = outputs.pop("logits")
+        return Output(logits, {int(name.removeprefix("tap.")): value for name, value in outputs.items()})
 
 
 def quantise(x: FloatArray) -> FloatArray:

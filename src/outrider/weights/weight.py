@@ -14,7 +14,10 @@ from outrider.weights.gguf import GGUF, TensorType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
-    """A matrix [outputs, inputs] in the blocks of its file; `y = W x` maps inputs to outputs."""
+    """A matrix [outputs, inputs] in the blocks of its file; `y = W x` maps inputs to outputs.
+
+    Two are the same only if they are one object.
+    """
 
     name: str
     type: TensorType
