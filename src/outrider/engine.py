@@ -96,7 +96,7 @@ class Engine:
                 self.cache.commit(commit.work.sequence, commit.work.end, commit.kept)
         finally:
             self.scheduler.settle([work.request for work in batch])
-        self.drafter.observe(commits)
+        self.drafter.observe(commits, output.taps)
         return self._tell(commits)
 
     def check_integrity(self, commits: Sequence[Commit] = ()) -> None:

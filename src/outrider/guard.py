@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
+from types import MappingProxyType
 
 import numpy as np
 
-from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView, Taps
 from outrider.request import Request
 from outrider.scheduler import Commit, Work
-from outrider.types import EMPTY, ROOT, Proposal
+from outrider.types import EMPTY, ROOT, FloatArray, Proposal
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +49,29 @@ class DrafterGuard:
                             raise ValueError(fault)
         return proposals
 
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Tell the drafter what was committed, and of each request that is over."""
+    def observe(self, commits: Sequence[Commit], taps: Mapping[int, FloatArray] = MappingProxyType({})) -> None:
+        """Tell the drafter what was committed, and of each request that is over.
+
+        taps  of the step's rows, by layer, [rows, hidden]; of each request, the drafter sees those whose KV was kept.
+        """
+        row = 0
         for commit in commits:
-            if (emitted := commit.emitted) is None or emitted.request.id not in self.known:
+            first, row = row, row + commit.rows
+            emitted, request = commit.emitted, commit.work.request
+            if request.id not in self.known or not (emitted or taps):
                 continue
             with self._distrust():
                 self._drafter.observe(
                     Observation(
-                        id=emitted.request.id,
-                        committed=emitted.token_ids,
+                        id=request.id,
+                        committed=emitted.token_ids if emitted else (),
                         proposal=commit.proposal,
                         path=commit.path,
+                        taps=_kept_taps(commit, first, taps) if taps else None,
                     )
                 )
-            if emitted.finish_reason:
-                self.end(emitted.request)
+            if emitted and emitted.finish_reason:
+                self.end(request)
 
     def end(self, request: Request) -> None:
         """Let the drafter forget a request, if it ever heard of it."""
@@ -128,6 +136,15 @@ def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, 
     kept = len(tokens)
     estimates, laws = tuple(proposal.estimates[:kept]), tuple(proposal.q[:kept])
     return Proposal(tuple(tokens), tuple(parents), str(proposal.drafter), estimates, laws), fault
+
+
+def _kept_taps(commit: Commit, first: int, taps: Mapping[int, FloatArray]) -> Taps:
+    """The rows of a commit's stretch and of its accepted path; `first` is the row of the stretch's first token."""
+    work, kept = commit.work, commit.kept
+    nodes = first + work.end - work.start  # the row of node 0
+    last = nodes + len(kept)
+    rows = slice(first, last) if kept == tuple(range(len(kept))) else [*range(first, nodes), *(nodes + n for n in kept)]
+    return Taps(work.start, {layer: values[rows] for layer, values in taps.items()})
 
 
 def _draft_request(work: Work) -> DraftRequest:

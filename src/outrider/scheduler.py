@@ -66,6 +66,11 @@ class Commit:
     emitted: Emitted | None
 
     @property
+    def rows(self) -> int:
+        """How many rows of the pass were its own: the stretch, then the nodes."""
+        return self.work.end - self.work.start + len(self.proposal)
+
+    @property
     def kept(self) -> tuple[int, ...]:
         """The nodes whose KV is committed: those of all committed tokens but the last, the next step's root."""
         return self.path[: max(len(self.emitted.token_ids) - 1, 0)] if self.emitted else ()

@@ -5,13 +5,13 @@ A drafter is untrusted: what it proposes costs or saves time and never changes t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.randomness import Noise
 from outrider.sampling import SamplingParams
-from outrider.types import Proposal
+from outrider.types import FloatArray, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,34 @@ class DraftRequest(RequestView):
     noise: Noise = field(default_factory=lambda: Noise(0))
 
 
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Hidden states of the target at consecutive positions of one request, `start` the first.
+
+    layers  layer -> [positions, hidden], the inputs of that layer; valid until the target's next pass: copy what is
+            to be kept.
+
+    Together, the taps of a request reach from position 0 to its last committed token but one. After a preemption they
+    start from 0 again, with the same numbers.
+    """
+
+    start: int
+    layers: Mapping[int, FloatArray]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What became of one request in one step: the tokens committed, the proposal, and its accepted nodes.
 
-    The tokens may be fewer than path and next token say: a run is cut where the request stops.
+    The tokens may be fewer than path and next token say: a run is cut where the request stops. Where the target has
+    taps there is an observation for each piece of a prompt, too, which commits nothing.
     """
 
     id: int
     committed: tuple[int, ...]
     proposal: Proposal
     path: tuple[int, ...]
+    taps: Taps | None = None
 
 
 class Drafter(Protocol):

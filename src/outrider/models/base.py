@@ -5,14 +5,17 @@ Our own models are recorded programs; any other runtime takes part by implementi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from outrider.errors import RequestError
 from outrider.types import Output, Rows
 
 if TYPE_CHECKING:
     from outrider.cache import KVCache
     from outrider.program import Program
+    from outrider.weights.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,19 @@ class CausalLM(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A model definition's result: the program, and what the loop must know of it."""
+    """A model definition's result: the program, and what the loop and a drafter must know of it.
+
+    embedding  [vocabulary, hidden], which a draft head may share.
+    """
 
     program: Program
     context_length: int
     kv_shape: KVShape
+    embedding: Weight
+
+
+def check_taps(taps: Collection[int], layers: int) -> None:
+    """Raises RequestError for a tap that is no layer of the model."""
+    for tap in taps:
+        if not 0 <= tap < layers:
+            raise RequestError(f"tap {tap} is not possible; the model has layers 0 to {layers - 1}")

@@ -6,18 +6,23 @@ SwiGLU feed-forward layers. Touvron et al. 2023 (arXiv 2302.13971); scaled frequ
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.base import KVShape, Recorded
+from outrider.models.base import KVShape, Recorded, check_taps
 from outrider.program import Program
 from outrider.types import FloatArray
 from outrider.weights.gguf import GGUF
 from outrider.weights.tensors import Tensors
 
 
-def record(gguf: GGUF) -> Recorded:
-    """The program of a Llama model file. Raises ModelFileError where fields or tensors are missing or do not fit."""
+def record(gguf: GGUF, taps: Collection[int] = ()) -> Recorded:
+    """The program of a Llama model file. Raises ModelFileError where fields or tensors are missing or do not fit.
+
+    taps  see `outrider.models.record`.
+    """
     hidden = gguf.integer("llama.embedding_length", minimum=1, maximum=2**20)
     layers = gguf.integer("llama.block_count", minimum=1, maximum=2**12)
     ffn = gguf.integer("llama.feed_forward_length", minimum=1, maximum=2**20)
@@ -29,6 +34,7 @@ def record(gguf: GGUF) -> Recorded:
     epsilon = gguf.number("llama.attention.layer_norm_rms_epsilon", minimum=0, maximum=1)
     base = gguf.number("llama.rope.freq_base", minimum=1, default=10000.0)
     _refuse_unsupported(gguf, heads, kv_heads, head_dim, rotary)
+    check_taps(taps, layers)
 
     tensors = Tensors(gguf)
     vocabulary = tensors.outputs("token_embd.weight", inputs=hidden)
@@ -39,6 +45,8 @@ def record(gguf: GGUF) -> Recorded:
     angles = program.angles(frequencies(base, rotary, _frequency_factors(gguf, tensors, rotary // 2)))
     for i in range(layers):
         block = f"blk.{i}."
+        if i in taps:
+            program.output(f"tap.{i}", x)
         h = program.rms_norm(x, tensors.vector(block + "attn_norm.weight", hidden), epsilon)
         qkv = program.linear(
             h,
@@ -64,7 +72,7 @@ def record(gguf: GGUF) -> Recorded:
     head = tensors.matrix("output.weight", vocabulary, hidden) if "output.weight" in gguf.tensors else embedding
     program.output("logits", program.linear(x, head))
     tensors.refuse_unread()
-    return Recorded(program, context, KVShape(layers, kv_heads, head_dim))
+    return Recorded(program, context, KVShape(layers, kv_heads, head_dim), embedding)
 
 
 def frequencies(base: float, rotary: int, factors: FloatArray | None) -> list[float]:
