@@ -28,8 +28,8 @@ def make_scheduler(*, blocks=64, max_batch=8, chunk=256, max_draft=8, context=40
 
 
 def submit(scheduler, *lengths, max_tokens=100):
-    """One request per prompt length."""
-    requests = [Request([1] * length, SamplingParams(max_tokens=max_tokens)) for length in lengths]
+    """One request per prompt length; no two begin with the same token."""
+    requests = [Request([n % 16] * length, SamplingParams(max_tokens=max_tokens)) for n, length in enumerate(lengths)]
     for request in requests:
         scheduler.submit(request, Detokeniser(LETTERS))
     return requests

@@ -101,16 +101,11 @@ class Engine:
 
     def check_integrity(self, commits: Sequence[Commit] = ()) -> None:
         """Assert what must hold between steps, and of the commits of the last one."""
-        scheduler, pool = self.scheduler, self.cache.pool
-        held: list[int] = []
+        scheduler = self.scheduler
         for request in scheduler.running:
             assert min(request.uncomputed, request.left) >= 1, "a running request has nothing left to do"
-            assert len(request.kv.blocks) == self.cache.blocks_for(request.kv.length), "blocks do not follow the length"
-            assert request.kv.table.tolist() == request.kv.blocks, "table and blocks differ"
-            held += request.kv.blocks
         assert not any(request.kv.blocks or request.kv.length for request in scheduler.waiting), "a queue holds KV"
-        assert len(held) == len(set(held)) == pool.size - pool.free, "a block leaked, or has two owners"
-        pool.check()
+        self.cache.check({request.kv: request.reusable for request in scheduler.running})
         assert all(request.finish_reason is None for request in self.drafter.known.values()), (
             "the drafter holds a dead request"
         )

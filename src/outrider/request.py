@@ -41,12 +41,14 @@ class Stats:
     drafted      nodes sent to verification.
     accepted     drafted nodes whose tokens were committed; recovered and bonus tokens are none.
     preemptions  how often its KV was dropped for want of room, and computed again.
+    cached       prompt tokens whose KV was there already, in the prefix cache.
     """
 
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    cached: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Request:
     prediction  tokens that the caller expects as output: a hint to drafters.
     max_draft   most tokens drafted in a step, within the engine's own limit, which is None; 0: plain decoding, and no
                 drafter hears of it.
+    reuse       whether it may use KV that was computed for others, and they its own; the text is the same.
 
     seed           params.seed, or fresh entropy.
     tokens         prompt and committed output.
@@ -85,6 +88,7 @@ class Request:
     choice: int = 0
     prediction: tuple[int, ...] = ()
     max_draft: int | None = None
+    reuse: bool = True
 
     id: int = field(init=False, default_factory=_ids.__next__)
     seed: int = field(init=False)
@@ -135,6 +139,11 @@ class Request:
     def left(self) -> int:
         """How many more output tokens may come."""
         return self.limit - len(self.tokens)
+
+    @property
+    def reusable(self) -> Sequence[int]:
+        """The tokens whose KV it shares with others: its own, or none."""
+        return self.tokens if self.reuse and self.error is None else ()
 
     @property
     def uncomputed(self) -> int:

@@ -158,6 +158,8 @@ class Scheduler:
         Rows go to decoding requests, to their drafts in equal shares, and to prompts, oldest first. When KV runs
         short, drafts shrink first; then the youngest running request gives way; then admission waits.
         """
+        for request in self.running:
+            self._reuse(request)  # what another one may have computed since
         self._preempt()
         self._admit()
         decoding = [request for request in self.running if request.uncomputed == 1]
@@ -211,12 +213,14 @@ class Scheduler:
         return Emitted(request, (Piece(tail, "plain"),) if tail else (), (), reason)
 
     def settle(self, requests: Sequence[Request]) -> None:
-        """Free what was reserved and not committed, and everything of requests that are over."""
+        """Free what was reserved and not committed, and everything of requests that are over; what was committed can be
+        used again by others."""
         for request in requests:
             if request.finish_reason is None:
                 self._cache.trim(request.kv)
+                self._cache.remember(request.kv, request.reusable)
             else:
-                self._cache.release(request.kv)
+                self._cache.release(request.kv, request.reusable)
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
@@ -280,7 +284,7 @@ class Scheduler:
         """
         while self._cache.pool.free < sum(self._cache.missing(r.kv, r.kv.length + 1) for r in self.running):
             request = self.running.pop()
-            self._cache.release(request.kv)
+            self._cache.release(request.kv, request.reusable)
             request.stats.preemptions += 1
             self.waiting.appendleft(request)
 
@@ -290,10 +294,24 @@ class Scheduler:
             return
         free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in self.running)
         while self.waiting and len(self.running) < self._max_batch:
-            free -= self._cache.blocks_for(len(self.waiting[0].tokens))
+            request = self.waiting[0]
+            free -= self._cache.blocks_for(len(request.tokens)) - self._cache.shared(request.reusable[:-2])
             if free < 0:
                 break
             self.running.append(self.waiting.popleft())
+            self._reuse(request)
+
+    def _reuse(self, request: Request) -> None:
+        """Spare a prompt what is known of it.
+
+        Two tokens are left to compute: the last for its logits, and another so that it is a prompt still, and drafts
+        nothing yet. A request thus takes the steps that it would take without the cache, of which a seed's text under
+        rejection and block is a function.
+        """
+        if request.uncomputed > 1:
+            found = self._cache.adopt(request.kv, request.reusable[:-2])
+            if not request.stats.preemptions:
+                request.stats.cached += found
 
     def _fit(self, positions: int, rows: int, free: int) -> tuple[int, int]:
         """How many of `rows` fit after `positions` with `free` more blocks; and how many blocks are free then."""

@@ -1,6 +1,7 @@
-"""The KV cache: a pool of blocks, and the sequences that are stored in them."""
+"""The KV cache: a pool of blocks, the sequences that are stored in them, and what can be used again."""
 
 from outrider.cache.blocks import BlockPool
-from outrider.cache.paged import BLOCK, KVCache, KVSequence
+from outrider.cache.paged import KVCache
+from outrider.cache.sequence import BLOCK, KVSequence
 
 __all__ = ["BLOCK", "BlockPool", "KVCache", "KVSequence"]

@@ -1,65 +1,34 @@
 """Keys and values of all sequences in blocks of 32 positions, and the rows of a forward pass laid out on them.
 
 One step is `reserve`, the forward pass, `commit`; `trim` undoes what was reserved and not committed.
+
+What was computed can be used again: `remember` makes it known by the tokens it was computed from, `adopt` gives it to
+a sequence that begins with the same ones. Whole blocks are shared; a sequence that departs from a text inside a block
+gets a copy of it, so nobody ever writes to a shared one.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.cache.blocks import BlockPool
+from outrider.cache.prefix import Key, Node, PrefixTree
+from outrider.cache.sequence import BLOCK, KVSequence
 from outrider.models.base import KVShape
-from outrider.types import ROOT, IntArray, Proposal, Rows
-
-BLOCK = 32
-"""Positions per block."""
+from outrider.types import ROOT, Proposal, Rows
 
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python names from 3.13 on: memory is promised when it is touched, not before."""
 
 HalfArray = npt.NDArray[np.uint16]
 """Half-precision numbers as raw bits: NumPy's own float16 arithmetic is slow, and nothing here computes."""
-
-
-class KVSequence:
-    """Where the keys and values of one sequence are stored.
-
-    length  positions 0 .. length - 1 are computed and committed.
-    blocks  the blocks that hold them, in order; during a step also those reserved for its rows.
-    """
-
-    __slots__ = ("_table", "blocks", "length")
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.blocks: list[int] = []
-        self._table: IntArray = np.zeros(8, np.int32)
-
-    @property
-    def table(self) -> IntArray:
-        """The blocks as an array; int32, [len(blocks)]."""
-        return self._table[: len(self.blocks)]
-
-    def extend(self, blocks: Sequence[int]) -> None:
-        """Append blocks. The table grows geometrically, so this takes constant time per block."""
-        held = len(self.blocks)
-        self.blocks += blocks
-        if len(self.blocks) > len(self._table):
-            table = np.zeros(2 * len(self.blocks), np.int32)
-            table[:held] = self._table[:held]
-            self._table = table
-        self._table[held : len(self.blocks)] = blocks
-
-    def slots(self, indices: Sequence[int]) -> list[int]:
-        """The slots of storage indices: index i is place i % BLOCK of block i // BLOCK of the sequence."""
-        blocks = self.blocks
-        return [blocks[i // BLOCK] * BLOCK + i % BLOCK for i in indices]
 
 
 class Stretch(Protocol):
@@ -88,7 +57,8 @@ class KVCache:
     def __init__(self, shape: KVShape, blocks: int) -> None:
         self.keys = _zeros((shape.layers, blocks, shape.heads, shape.head_dim, BLOCK))
         self.values = _zeros((shape.layers, blocks, shape.heads, BLOCK, shape.head_dim))
-        self.pool = BlockPool(blocks)
+        self.prefixes = PrefixTree(BLOCK)
+        self.pool = BlockPool(blocks, self.prefixes.remove)
 
     @property
     def positions(self) -> int:
@@ -182,10 +152,116 @@ class KVCache:
             self.pool.give_back(sequence.blocks[kept:])
             del sequence.blocks[kept:]
 
-    def release(self, sequence: KVSequence) -> None:
-        """Free everything the sequence holds; it is empty afterwards."""
+    def shared(self, keys: Sequence[Key]) -> int:
+        """How many blocks that are held by some sequence a new one that begins with these keys would share."""
+        node, count = self.prefixes.root, 0
+        while (child := self.prefixes.after(node, keys, count)) and self.pool.holders(child.block):
+            node, count = child, count + 1
+        return count
+
+    def adopt(self, sequence: KVSequence, keys: Sequence[Key]) -> int:
+        """Lengthen a sequence by what is known of a text; returns by how many positions.
+
+        keys  what the KV of the positions 0, 1, ... depends on, as for `remember`: for a target the tokens, but for the
+              last one at least, which must be computed for the sake of its logits.
+
+        Call it between steps. Blocks of the sequence's own that are known as a whole by now are given back.
+        """
+        before, path = sequence.length, sequence.path
+        while child := self.prefixes.after(self._end(sequence), keys, len(path)):
+            self._share(sequence, child)
+        start = len(path) * BLOCK
+        sequence.length = max(before, start)
+        nearest, common = self.prefixes.nearest(self._end(sequence), keys[start : start + BLOCK])
+        if nearest and start + common > sequence.length:
+            self._copy(sequence, nearest, common)
+        return sequence.length - before
+
+    def remember(self, sequence: KVSequence, keys: Sequence[Key]) -> None:
+        """Let others adopt the full blocks of a sequence; keys: of its positions, as far as they may be known."""
+        path = sequence.path
+        for place in range(len(path), min(sequence.length, len(keys)) // BLOCK):
+            if known := self.prefixes.after(self._end(sequence), keys, place):
+                self._share(sequence, known)  # another sequence was faster; the bits are the same
+            else:
+                own = tuple(keys[place * BLOCK : (place + 1) * BLOCK])
+                path.append(self._add(self._end(sequence), own, sequence.blocks[place]))
+
+    def release(self, sequence: KVSequence, keys: Sequence[Key] = ()) -> None:
+        """Let go of everything the sequence holds; it is empty afterwards. What it computed of `keys` is remembered."""
+        self.remember(sequence, keys)
+        start = len(sequence.path) * BLOCK
+        if rest := tuple(keys[start : sequence.length]):
+            nearest, common = self.prefixes.nearest(self._end(sequence), rest)
+            if nearest and common == len(rest):
+                self.pool.touch(nearest.block)
+            else:
+                self._add(self._end(sequence), rest, sequence.blocks[len(sequence.path)])
+        self.pool.give_back(sequence.blocks)
         sequence.length = 0
-        self.trim(sequence)
+        sequence.blocks.clear()
+        sequence.path.clear()
+
+    def check(self, sequences: Mapping[KVSequence, Sequence[Key]]) -> None:
+        """Assert that all is in order, between steps; sequences: all there are, and what they let others know."""
+        holders = [0] * self.pool.size
+        for sequence, keys in sequences.items():
+            assert len(sequence.blocks) == self.blocks_for(sequence.length), "blocks do not follow the length"
+            assert sequence.table.tolist() == sequence.blocks, "table and blocks differ"
+            assert len(sequence.path) == min(sequence.length, len(keys)) // BLOCK, "a full block is not remembered"
+            shared = len(sequence.path)
+            assert [node.block for node in sequence.path] == sequence.blocks[:shared], "path and blocks differ"
+            assert [key for node in sequence.path for key in node.keys] == list(keys[: shared * BLOCK]), (
+                "a block of another text"
+            )
+            ancestors = [self.prefixes.root, *sequence.path]
+            assert all(node.parent is parent for parent, node in pairwise(ancestors)), "a block after another text"
+            assert not any(self.pool.kept(block) for block in sequence.blocks[shared:]), "rows go to a shared block"
+            for block in sequence.blocks:
+                holders[block] += 1
+        assert holders == [self.pool.holders(block) for block in range(self.pool.size)], "a block leaked, or two own it"
+        assert sorted(node.block for node in self.prefixes) == [
+            block for block in range(self.pool.size) if self.pool.kept(block)
+        ], "pool and prefix tree differ on what is kept"
+        self.pool.check()
+        self.prefixes.check()
+
+    def _end(self, sequence: KVSequence) -> Node:
+        """The last node of a sequence's path."""
+        return sequence.path[-1] if sequence.path else self.prefixes.root
+
+    def _share(self, sequence: KVSequence, node: Node) -> None:
+        """Append a node to the path of a sequence; a block of its own that has its place goes back."""
+        self.pool.share(node.block)
+        place = len(sequence.path)
+        if place < len(sequence.blocks):
+            self.pool.give_back(sequence.blocks[place : place + 1])
+            sequence.replace(place, node.block)
+        else:
+            sequence.extend([node.block])
+        sequence.path.append(node)
+
+    def _copy(self, sequence: KVSequence, node: Node, common: int) -> None:
+        """Copy the first positions of a node's block to the block after the path, if there is one to write to."""
+        place = len(sequence.path)
+        self.pool.touch(node.block)
+        if place == len(sequence.blocks):
+            if not self.pool.free:
+                return
+            sequence.extend(self.pool.take(1))  # which may be the node's own, with what is in it
+        target = sequence.blocks[place]
+        self.keys[:, target, :, :, :common] = self.keys[:, node.block, :, :, :common]
+        self.values[:, target, :, :common] = self.values[:, node.block, :, :common]
+        sequence.length = place * BLOCK + common
+
+    def _add(self, parent: Node, keys: tuple[Key, ...], block: int) -> Node:
+        """Make a block known, and forget those that hold only the beginning of it."""
+        for length in range(1, len(keys)):
+            if shorter := parent.children.get(keys[:length]):
+                self.prefixes.remove(shorter.block)
+                self.pool.discard(shorter.block)
+        self.pool.keep(block)
+        return self.prefixes.add(parent, keys, block)
 
 
 def _straight(parents: Sequence[int]) -> int:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.cache import BLOCK, BlockPool, KVCache
-from outrider.cache.paged import KVSequence, Stretch
+from outrider.cache import BLOCK, BlockPool, KVCache, KVSequence
+from outrider.cache.paged import Stretch
 from outrider.certify.rig import Altered, Parts
 from outrider.drafters.base import DraftRequest
 from outrider.models.base import CausalLM, KVShape
@@ -87,7 +87,7 @@ class _NotRolledBack(KVCache):
 
     def __init__(self, shape: KVShape, blocks: int) -> None:
         super().__init__(shape, blocks + 1)
-        self.pool = BlockPool(blocks)  # which does not know of the last block
+        self.pool = BlockPool(blocks, self.prefixes.remove)  # which does not know of the last block
         self._aside = blocks * BLOCK
         self._written: dict[int, int] = {}  # sequence -> one past the last index that was written
 
