@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from outrider import LLM, Request, SamplingParams
-from outrider.cache import KVCache
+from outrider.cache import BLOCK, KVCache
 from outrider.drafters import create
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.engine import Engine
@@ -108,13 +108,24 @@ def drafters(texts: Texts, vocabulary: int, end_of_text: int) -> Iterator[Drafte
         yield TextDrafter(name, draft, texts)
 
 
+def make_cache(llm: LLM, batch: int = 4) -> KVCache:
+    """An empty KV cache for so many whole contexts."""
+    return KVCache(llm.model.kv_shape, 2 + batch * llm.context_length // BLOCK)
+
+
 def generate(
-    llm: LLM, prompts: Sequence[Tokens], params: SamplingParams, drafter: Drafter | None, *, batch: int = 4
+    llm: LLM,
+    prompts: Sequence[Tokens],
+    params: SamplingParams,
+    drafter: Drafter | None,
+    *,
+    batch: int = 4,
+    cache: KVCache | None = None,
 ) -> tuple[list[Tokens], float]:
-    """Texts of the prompts in batches on the model of `llm`, and the tokens per step."""
+    """Texts of the prompts in batches on the model of `llm`, and the tokens per step; a cache may know some of them."""
     engine = Engine(
         llm.model,
-        KVCache(llm.model.kv_shape, 2 + batch * llm.context_length // 32),
+        cache or make_cache(llm, batch),
         Ladder([] if drafter is None else [drafter]),
         eos_ids=llm.tokenizer.eos_ids,
         make_detokeniser=lambda: Detokeniser(llm.tokenizer),

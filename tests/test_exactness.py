@@ -60,6 +60,26 @@ def test_alone_and_in_a_batch_the_text_is_the_same(plain: Plain) -> None:
     assert exactness.first_difference(plain.texts[GREEDY][:2], alone) is None
 
 
+@pytest.mark.parametrize(("params", "name"), [(GREEDY, "half right"), (SEEDED, "tree")], ids=["greedy", "seeded"])
+def test_warm_texts_are_the_cold_ones(plain: Plain, params: SamplingParams, name: str) -> None:
+    """A second run finds all of the first in the prefix cache; another turn departs from it inside a block."""
+    drafter = next(
+        drafter
+        for drafter in exactness.drafters(plain.known(params), plain.llm.model.vocabulary_size, 0)
+        if drafter.name == name
+    )
+    prompts = sorted(plain.prompts, key=len)[:3]
+    expected = [plain.known(params)[prompt] for prompt in prompts]
+    cache = exactness.make_cache(plain.llm)
+    for _ in range(2):
+        texts, _ = exactness.generate(plain.llm, prompts, params, drafter, cache=cache)
+        assert exactness.first_difference(expected, texts) is None
+    turns = [(*prompt, *text[:40]) for prompt, text in zip(prompts, expected, strict=True)]
+    cold, _ = exactness.generate(plain.llm, turns, params, None)
+    warm, _ = exactness.generate(plain.llm, turns, params, None, cache=cache)
+    assert exactness.first_difference(cold, warm) is None
+
+
 def test_a_model_that_is_not_row_invariant_is_caught(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the smallest dependence on the batch, in one pass of five, must change some text."""
     forward, passes = plain.llm.model.forward, 0

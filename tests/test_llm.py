@@ -45,6 +45,17 @@ def test_ids_may_be_numpys(llm: LLM) -> None:
     assert llm.generate([ids], SHORT)[0].token_ids == llm.generate([[72, 105]], SHORT)[0].token_ids  # type: ignore[list-item]
 
 
+def test_what_was_computed_before_is_not_computed_again_unless_asked(llm: LLM) -> None:
+    prompt = "A prompt of several blocks, " * 4
+    cold, warm = llm.generate(prompt, SHORT)[0], llm.generate(prompt, SHORT)[0]
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, cold.prompt_tokens - 2)
+    request = llm.request(prompt, SHORT, reuse=False)
+    for _ in llm.run([request]):
+        pass
+    assert completion(request).cached_tokens == 0
+    assert completion(request).token_ids == cold.token_ids == warm.token_ids
+
+
 @pytest.mark.parametrize("prompts", [[1, 2, 3], [[1, "a"]], [[True]], [None], [[{"role": "user"}, 3]], [[1.0]]])
 def test_other_things_are_refused_by_name(llm: LLM, prompts: object) -> None:
     with pytest.raises(RequestError):

@@ -46,6 +46,12 @@ def test_scarce_memory_pushes_requests_out(llm, comparison):
     assert comparison.check(llm, SETTING).preemptions == 0
 
 
+def test_known_prompts_are_not_computed_again(llm, comparison):
+    prompts = sum(len(llm.encode(prompt)) - 2 for prompt in PROMPTS)
+    assert comparison.check(llm, replace(SETTING, memory="warm")).cached == prompts
+    assert comparison.check(llm, SETTING).cached < prompts / 4
+
+
 def test_seeded_texts_are_not_greedy_ones(comparison):
     texts = {name: [request.output for request in plain] for name, plain in comparison.plain.items()}
     assert len({str(text) for text in texts.values()}) == len(identity.SAMPLINGS)
@@ -60,6 +66,7 @@ def test_every_drafter_has_both_shapes():
     [
         (faults.rows_off_by_one, {}),
         (faults.kv_not_rolled_back, {}),
+        (faults.block_not_copied, {"memory": "warm"}),
         (faults.path_not_moved, {"drafter": "perfect", "shape": "tree", "k": 8}),
         (faults.penalties_once_a_step, {"drafter": "perfect", "sampling": "greedy with penalties"}),
     ],

@@ -76,9 +76,8 @@ class PrefixTree:
         while open_:
             node = open_.pop()
             for keys, child in node.children.items():
-                assert child.keys == keys and 0 < len(keys) <= self._size, (
-                    "a node is filed under keys that are not its own"
-                )
+                assert 0 < len(keys) <= self._size, "a node has no keys, or more than a block"
+                assert child.keys == keys, "a node is filed under keys that are not its own"
                 assert len(keys) == self._size or not child.children, "something follows a block that is not full"
                 assert child.parent is node, "a node is filed under a parent that is not its own"
                 assert self._nodes.get(child.block) is child, "a node is not known by its block"

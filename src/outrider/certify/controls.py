@@ -74,6 +74,7 @@ def identity(threads: int) -> list[tuple[Fault, IdentitySetting]]:
     return [
         (faults.rows_off_by_one, IdentitySetting("half right", 3, "chain", 8, threads, "roomy", "greedy")),
         (faults.kv_not_rolled_back, IdentitySetting("half right", 5, "chain", 8, threads, "roomy", "greedy")),
+        (faults.block_not_copied, IdentitySetting("half right", 3, "chain", 8, threads, "warm", "greedy")),
         (faults.path_not_moved, IdentitySetting("perfect", 8, "tree", 8, threads, "roomy", "greedy")),
         (
             faults.penalties_once_a_step,

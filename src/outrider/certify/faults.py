@@ -12,6 +12,7 @@ import numpy as np
 
 from outrider.cache import BLOCK, BlockPool, KVCache, KVSequence
 from outrider.cache.paged import Stretch
+from outrider.cache.prefix import Key
 from outrider.certify.rig import Altered, Parts
 from outrider.drafters.base import DraftRequest
 from outrider.models.base import CausalLM, KVShape
@@ -113,6 +114,21 @@ class _NotMoved(KVCache):
 
     def commit(self, sequence: KVSequence, end: int, path: Sequence[int]) -> None:
         super().commit(sequence, end, range(len(path)))
+
+
+def block_not_copied(parts: Parts) -> Parts:
+    """The block in which a text departs from an earlier one is taken for known, and nothing is copied to its own."""
+    return replace(parts, cache=_NotCopied)
+
+
+class _NotCopied(KVCache):
+    """Finds what was computed before, and hands on an empty block."""
+
+    def adopt(self, sequence: KVSequence, keys: Sequence[Key]) -> int:
+        count = super().adopt(sequence, keys)
+        for block in sequence.blocks[len(sequence.path) :]:
+            self.keys[:, block] = self.values[:, block] = 0
+        return count
 
 
 def shared_number(parts: Parts) -> Parts:

@@ -30,8 +30,9 @@ PROMPTS = (
     "Q: What is two and two?\nA:",
     "Shopping list:\n- eggs\n- milk\n",
     "Dear Sir or Madam, I am writing to",
+    " ".join(str(number) for number in range(1, 31)),
 )
-"""Short, and of many kinds: some of their texts repeat themselves, some end, some never do."""
+"""Most are short, and they are of many kinds: some of their texts repeat themselves, some end, some never do."""
 
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
@@ -41,7 +42,7 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """What each kind of text asks of `SamplingParams`."""
 
-MEMORIES = ("roomy", "chunked", "scarce")
+MEMORIES = ("roomy", "chunked", "scarce", "warm")
 _CHUNK = 8
 
 
@@ -54,7 +55,8 @@ class IdentitySetting:
     shape     one of SHAPES.
     batch     the most requests that run together.
     threads   of the model.
-    memory    "roomy"; "chunked": prompts are computed 8 rows at a time; "scarce": requests push each other out.
+    memory    "roomy"; "chunked": prompts are computed 8 rows at a time; "scarce": requests push each other out; "warm":
+              all texts were written before, and what was computed for them is used again.
     sampling  one of SAMPLINGS.
     """
 
@@ -73,6 +75,7 @@ class IdentityCell:
 
     drafted, accepted   tokens sent to verification, and those of them in the texts.
     preemptions         how often a request lost its KV and had it computed again.
+    cached              prompt tokens that were not computed, as their KV was there already.
     difference          the first one from the plain texts ("": none).
     fault               what kept the texts from being finished ("": nothing).
     """
@@ -84,6 +87,7 @@ class IdentityCell:
     drafted: int
     accepted: int
     preemptions: int
+    cached: int
     difference: str
     fault: str = ""
 
@@ -131,8 +135,13 @@ class Identity:
         """Write the texts of a setting, with a planted fault, if given, and compare them with the plain ones."""
         plain = self.plain[setting.sampling]
         requests = self._requests(setting.sampling)
+        before = self._requests(setting.sampling) if setting.memory == "warm" else []
         knowledge = Knowledge(
-            {request.id: tuple(known.output) for request, known in zip(requests, plain, strict=True)},
+            {
+                request.id: tuple(known.output)
+                for texts in (before, requests)
+                for request, known in zip(texts, plain, strict=False)
+            },
             vocabulary=llm.model.vocabulary_size,
             end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
         )
@@ -143,6 +152,7 @@ class Identity:
             rig = self._rig(
                 llm, fault(parts) if fault else parts, batch=setting.batch, memory=setting.memory, max_draft=setting.k
             )
+            rig.run(before)
             rig.run(requests)
             difference = first_difference(llm, plain, requests)
         except Exception as error:
@@ -155,6 +165,7 @@ class Identity:
             drafted=sum(request.stats.drafted for request in requests),
             accepted=sum(request.stats.accepted for request in requests),
             preemptions=sum(request.stats.preemptions for request in requests),
+            cached=sum(request.stats.cached for request in requests),
             difference=difference,
             fault=broken,
         )
@@ -174,9 +185,10 @@ class Identity:
 
     def _rig(self, llm: LLM, parts: Parts, *, batch: int, memory: str = "roomy", max_draft: int = 0) -> Rig:
         longest = KVCache.blocks_for(max(len(prompt) for prompt in self._prompts) + MAX_TOKENS)
+        texts = batch + len(self._prompts) if memory == "warm" else batch
         return Rig(
             parts,
-            blocks=longest + longest // 2 + 1 if memory == "scarce" else batch * longest + 1,
+            blocks=longest + longest // 2 + 1 if memory == "scarce" else texts * longest + 1,
             make_detokeniser=lambda: Detokeniser(llm.tokenizer),
             eos_ids=llm.tokenizer.eos_ids,
             max_batch=batch,

@@ -52,8 +52,8 @@ def sections(certificate: Certificate) -> tuple[Section, ...]:
         Section(
             _TITLES["identity"],
             f"This model's texts against plain decoding, token by token: greedy and seeded, chains and trees of 1 to 8 "
-            f"drafts, 1 and 8 texts at a time, {_threads(certificate)}, prompts in one piece and in several, memory "
-            f"plentiful and scarce.",
+            f"drafts, 1 and 8 texts at a time, {_threads(certificate)}, prompts in one piece, in several and known "
+            f"from before, memory plentiful and scarce.",
             ("drafter", "settings", "tokens", "accepted"),
             tuple(_texts(certificate.identity)),
         ),
