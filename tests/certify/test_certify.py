@@ -23,7 +23,7 @@ def test_every_check_is_there_once(certificate):
         settings = [cell.setting for cell in cells]
         assert len(settings) == len(set(settings)) > 5
     planted = [(control.test, control.setting) for control in certificate.controls]
-    assert len(planted) == 4 + 2 + 2
+    assert len(planted) == 5 + 2 + 2
 
 
 def test_each_control_has_an_honest_twin(certificate):
