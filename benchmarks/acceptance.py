@@ -24,7 +24,7 @@ from outrider.certify import PROMPTS
 from outrider.certify.rig import Parts, Rig
 from outrider.cli.prompts import read_prompts
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.randomness import Purpose
 from outrider.request import Request
 from outrider.sampling import distribution
@@ -51,6 +51,7 @@ class NoisyTarget(Drafter):
     """Drafts with the target's weights, a KV cache of its own, and noise; keeps what it observes."""
 
     name = "noisy target"
+    draws = True
 
     def __init__(self, llm: LLM, spread: float, *, drawn: bool) -> None:
         self._model = llm.model
@@ -113,7 +114,7 @@ def measure(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, draf
     The error is that of the mean over texts: chains of one text are alike.
     """
     rig = Rig(
-        Parts(llm.model, Ladder([drafter])),
+        Parts(llm.model, Controller([drafter])),
         blocks=BATCH * KVCache.blocks_for(CONTEXT),
         make_detokeniser=lambda: Detokeniser(llm.tokenizer),
         eos_ids=llm.tokenizer.eos_ids,

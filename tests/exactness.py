@@ -16,7 +16,7 @@ from outrider.cache import BLOCK, KVCache
 from outrider.drafters import create
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.engine import Engine
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.tokenizer import Detokeniser
 from outrider.types import EMPTY, Proposal
 
@@ -126,7 +126,7 @@ def generate(
     engine = Engine(
         llm.model,
         cache or make_cache(llm, batch),
-        Ladder([] if drafter is None else [drafter]),
+        Controller([] if drafter is None else [drafter]),
         eos_ids=llm.tokenizer.eos_ids,
         make_detokeniser=lambda: Detokeniser(llm.tokenizer),
         max_batch=batch,

@@ -13,7 +13,7 @@ from outrider.certify.scripted import Law
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
 from outrider.models.base import KVShape
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.request import Emitted, Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer.detokeniser import Detokeniser
@@ -77,7 +77,7 @@ def greedy_text(law: Law, prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Proposes what `draft` says, and keeps a diary: who is alive, what was proposed, what was observed."""
 
     name = "scripted"
@@ -180,7 +180,7 @@ def make_engine(
 ) -> Engine:
     """An engine that checks its invariants after every step."""
     if drafter is None:
-        drafter = Ladder(())
+        drafter = Controller(())
     elif not hasattr(drafter, "propose"):
         drafter = ScriptedDrafter(drafter)
     return Engine(

@@ -12,7 +12,7 @@ import pytest
 from outrider.cache import KVCache
 from outrider.errors import NumericError, RequestError
 from outrider.guard import sanitise
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.types import ROOT, Proposal, Rows
@@ -278,10 +278,10 @@ def test_an_impossible_engine_is_refused(option):
         make_engine(ScriptedModel(LAW), **option)
 
 
-def test_the_ladder_and_a_single_drafter_are_led_alike():
+def test_the_controller_and_a_single_drafter_are_led_alike():
     """The guard works around a policy as around a drafter."""
     drafter = ScriptedDrafter(perfect(LAW, 4))
-    request = generate(make_engine(ScriptedModel(LAW), Ladder([drafter])), [1, 2], SamplingParams(max_tokens=11))
+    request = generate(make_engine(ScriptedModel(LAW), Controller([drafter])), [1, 2], SamplingParams(max_tokens=11))
     assert request.drafters == ["scripted"]
     assert request.stats.accepted == 8
     assert not drafter.alive

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from outrider import LLM
+from outrider.policy.costs import FREE
 from outrider.randomness import Noise, Purpose
 from outrider.request import Request
 from outrider.sampling import SamplingParams, distribution
@@ -165,7 +166,7 @@ def test_on_a_real_model_too(tmp_path):
     params = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=0.4, seed=5, max_tokens=24)
     plain = LLM(path, speculation="off", threads=1, context_length=128)
     expected = plain.generate("the thin", params)[0].token_ids
-    llm = LLM(path, threads=1, context_length=128, kv_tokens=160)
+    llm = LLM(path, threads=1, context_length=128, kv_tokens=160, costs=FREE)
     among = llm.generate(["the thin"] * 8, params, prediction=plain.tokenizer.decode(expected[:12]))
     assert {each.token_ids for each in among} == {expected}
     assert sum(each.accepted for each in among) > 0

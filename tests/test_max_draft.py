@@ -7,6 +7,7 @@ import pytest
 from outrider.errors import RequestError
 from outrider.request import Request
 from outrider.sampling import SamplingParams
+from outrider.speculation import Speculation
 from tests.scripted import ScriptedDrafter, ScriptedModel, greedy_text, make_engine, noisy, perfect, run
 
 LAW = noisy()
@@ -17,7 +18,7 @@ def drafted(*limits, engine_limit=8):
     """Longest proposal of each request, when requests with those limits run together; their texts are checked."""
     drafter = ScriptedDrafter(perfect(LAW, 8))
     model = ScriptedModel(LAW)
-    requests = [Request([1, 2], PARAMS, max_draft=limit) for limit in limits]
+    requests = [Request([1, 2], PARAMS, speculation=Speculation(length=limit)) for limit in limits]
     run(make_engine(model, drafter, max_draft=engine_limit), *requests)
     assert all(request.output == greedy_text(LAW, [1, 2], 20) for request in requests)
     return requests, drafter
@@ -38,5 +39,5 @@ def test_a_request_of_none_is_plain_beside_others_that_draft():
 
 
 def test_a_negative_limit_is_refused():
-    with pytest.raises(RequestError, match="max_draft=-1"):
+    with pytest.raises(RequestError, match="speculation=-1"):
         drafted(-1)

@@ -26,7 +26,7 @@ class Engine:
 
     target            the model whose text is wanted.
     cache             its KV cache; nothing else may use it.
-    drafter           proposes tokens; with `policy.ladder.Ladder(())` this is plain decoding.
+    drafter           proposes tokens; with `policy.controller.Controller(())` this is plain decoding.
     eos_ids           tokens that end a text unless the request ignores them.
     make_detokeniser  makes one detokeniser per request.
     max_batch, chunk, max_draft  see `Scheduler`.

@@ -33,13 +33,14 @@ class DrafterGuard:
     def propose(self, batch: Sequence[Work]) -> list[Proposal]:
         """One proposal per piece of work; EMPTY where none is allowed or none is usable."""
         for work in batch:
-            if work.request.max_draft != 0 and work.request.id not in self.known:
+            if work.request.speculation.length != 0 and work.request.id not in self.known:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
         places = [place for place, work in enumerate(batch) if work.most > 0]
         if places:
             with self._distrust():
-                answers = self._drafter.propose([_draft_request(batch[place]) for place in places])
+                rows = sum(work.end - work.start for work in batch)
+                answers = self._drafter.propose([_draft_request(batch[place], rows) for place in places])
                 if len(answers) != len(places):
                     raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
                 for place, answer in zip(places, answers, strict=True):
@@ -88,6 +89,7 @@ class DrafterGuard:
                     tokens=request.tokens,
                     prompt_length=len(request.prompt),
                     prediction=request.prediction,
+                    speculation=request.speculation,
                 )
             )
 
@@ -147,14 +149,16 @@ def _kept_taps(commit: Commit, first: int, taps: Mapping[int, FloatArray]) -> Ta
     return Taps(work.start, {layer: values[rows] for layer, values in taps.items()})
 
 
-def _draft_request(work: Work) -> DraftRequest:
+def _draft_request(work: Work, rows: int) -> DraftRequest:
     request = work.request
     return DraftRequest(
         id=request.id,
         tokens=request.tokens,
         prompt_length=len(request.prompt),
         prediction=request.prediction,
+        speculation=request.speculation,
         most=work.most,
+        rows=rows,
         params=request.params,
         noise=request.noise,
     )

@@ -23,9 +23,13 @@ from outrider.errors import RequestError
 from outrider.kernels.native import NativeModel
 from outrider.models import record
 from outrider.models.base import KVShape
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
+from outrider.policy.costs import Costs
+from outrider.policy.measure import measure
+from outrider.policy.store import CostStore
 from outrider.request import Emitted, Request
 from outrider.sampling import Logprobs, SamplingParams
+from outrider.speculation import Speculation
 from outrider.tokenizer import Detokeniser, Message, Tokenizer
 from outrider.turns import FairLock
 from outrider.types import FinishReason
@@ -36,7 +40,9 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A raw text, token ids, or the messages of a conversation, which go through the model's chat template."""
 
 DEFAULT_MODEL = "smollm2"
-SPECULATIONS = ("ngram", "off")
+DRAFTERS = ("prediction", "ngram")
+"""Those that need nothing but the text."""
+
 GREEDY = SamplingParams()
 
 
@@ -96,7 +102,9 @@ class LLM:
         self,
         model: str | Path = DEFAULT_MODEL,
         *,
-        speculation: str = "ngram",
+        speculation: str = "auto",
+        costs: Costs | None = None,
+        recalibrate: bool = False,
         context_length: int | None = None,
         kv_tokens: int | None = None,
         max_batch: int = 8,
@@ -107,7 +115,12 @@ class LLM:
         """Load a model.
 
         model           an alias such as "smollm2", fetched on first use, or the path of a .gguf file.
-        speculation     "ngram": draft by prompt lookup; "off": decode plainly. The text is the same.
+        speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
+                        "off"; a drafter's name; a fixed number of tokens, "4"; or both, "ngram:4". The text is the
+                        same.
+        costs           of the target's passes; None: what is stored of this model on this machine, or else they are
+                        measured now, which takes a second or two, and stored.
+        recalibrate     measure them in any case.
         context_length  the most tokens of prompt and output; None: the model's own, which is also the most.
         kv_tokens       positions that the KV cache holds, of all requests together; None: four full contexts, or as
                         many as fit in a quarter of the machine's memory, but at least one full context.
@@ -118,24 +131,22 @@ class LLM:
 
         Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
         """
-        if speculation not in SPECULATIONS:
-            raise RequestError(f"speculation={speculation!r} is not possible; allowed: {', '.join(SPECULATIONS)}")
+        self.speculation = _speculation(speculation)
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)
         self.name = str(model)
-        self.speculation = speculation
         self.tokenizer = Tokenizer.from_metadata(gguf.metadata, str(self.path))
         self.context_length = _context(context_length, recorded.context_length)
         self.model = NativeModel(
             recorded.program, context_length=self.context_length, kv_shape=recorded.kv_shape, threads=threads
         )
         cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
-        names = () if speculation == "off" else ("prediction", speculation)
+        self.costs = costs or self._costs(recalibrate, progress)
         self.engine = Engine(
             self.model,
             cache,
-            Ladder([drafters.create(name) for name in names]),
+            Controller([drafters.create(name) for name in DRAFTERS], self.costs),
             eos_ids=self.tokenizer.eos_ids,
             make_detokeniser=lambda: Detokeniser(self.tokenizer),
             max_batch=max_batch,
@@ -188,22 +199,25 @@ class LLM:
         params: SamplingParams = GREEDY,
         *,
         prediction: str = "",
-        max_draft: int | None = None,
+        speculation: str | None = None,
         reuse: bool = True,
     ) -> Request:
         """A request for `run`.
 
-        max_draft  most tokens drafted for it in a step; None: as for the others; 0: plain decoding.
-        reuse      whether it may use what was computed for earlier texts that begin alike, and leaves its own for later
-                   ones. It changes nothing but the time until the first token.
+        speculation  who drafts for it, see `LLM`; None: as for the others.
+        reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for later
+                     ones. It changes nothing but the time until the first token.
 
         Raises RequestError if the prompt is neither text, token ids, nor messages, or if it could never run.
         """
         expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
-        if self.speculation == "off":
-            max_draft = 0
-        ids = self.encode(prompt)
-        request = Request(ids, params, prediction=tuple(expected), max_draft=max_draft, reuse=reuse)
+        request = Request(
+            self.encode(prompt),
+            params,
+            prediction=tuple(expected),
+            speculation=self.speculation if speculation is None else _speculation(speculation),
+            reuse=reuse,
+        )
         self.engine.scheduler.check(request)
         return request
 
@@ -260,6 +274,16 @@ class LLM:
         """End a request before its next step, as "cancelled"; also from another thread, or from a signal handler."""
         self.engine.cancel(request)
 
+    def _costs(self, recalibrate: bool, progress: hub.ProgressCallback | None) -> Costs:
+        """Stored costs of the target's passes, or else measured ones."""
+        store = CostStore.of(self.path, self.model)
+        stored = None if recalibrate else store.load()
+        if stored is None:
+            if progress:
+                progress("Measuring this machine, once", 0, None)
+            stored = store.save(measure(self.model))
+        return stored
+
     def _step(self) -> None:
         for emitted in self.engine.step():
             inbox = self._inboxes.get(emitted.request.id)
@@ -289,6 +313,14 @@ def completion(request: Request) -> Completion:
         error=request.error,
         cached_tokens=stats.cached,
     )
+
+
+def _speculation(text: str) -> Speculation:
+    """Raises RequestError for what is not possible."""
+    speculation = Speculation.parse(text)
+    if speculation.drafter not in (None, *DRAFTERS):
+        raise RequestError(f"speculation={text!r} is not possible; drafters are {', '.join(DRAFTERS)}")
+    return speculation
 
 
 def _context(wanted: int | None, most: int) -> int:

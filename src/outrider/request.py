@@ -14,6 +14,7 @@ from typing import Protocol
 from outrider.cache import KVSequence
 from outrider.randomness import Noise
 from outrider.sampling import History, Logprobs, SamplingParams
+from outrider.speculation import AUTO, Speculation
 from outrider.stops import StopMatcher
 from outrider.types import FinishReason, Source
 from outrider.verify import Verify
@@ -64,12 +65,11 @@ class Timings:
 class Request:
     """One text being generated. Its identity is the object; the id is unique in the process and never used again.
 
-    prompt      ids before the text.
-    choice      index of the text among those that were asked for together; each draws other random numbers.
-    prediction  tokens that the caller expects as output: a hint to drafters.
-    max_draft   most tokens drafted in a step, within the engine's own limit, which is None; 0: plain decoding, and no
-                drafter hears of it.
-    reuse       whether it may use KV that was computed for others, and they its own; the text is the same.
+    prompt       ids before the text.
+    choice       index of the text among those that were asked for together; each draws other random numbers.
+    prediction   tokens that the caller expects as output: a hint to drafters.
+    speculation  who drafts, and how much, within the engine's own limit; of length 0: no drafter hears of it.
+    reuse        whether it may use KV that was computed for others, and they its own; the text is the same.
 
     seed           params.seed, or fresh entropy.
     tokens         prompt and committed output.
@@ -87,7 +87,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     choice: int = 0
     prediction: tuple[int, ...] = ()
-    max_draft: int | None = None
+    speculation: Speculation = AUTO
     reuse: bool = True
 
     id: int = field(init=False, default_factory=_ids.__next__)

@@ -116,8 +116,6 @@ class Scheduler:
         prompt = request.tokens
         if request.timings.submitted is not None:
             raise RequestError(f"request {request.id} was submitted before; make a new one for each text")
-        if request.max_draft is not None and request.max_draft < 0:
-            raise RequestError(f"max_draft={request.max_draft} is not possible; allowed: None, or 0 or more")
         if not prompt:
             raise RequestError("the prompt is empty; expected at least one token")
         check_ids("prompt", prompt, self._vocabulary_size)
@@ -167,7 +165,8 @@ class Scheduler:
         rows = max(self._chunk - len(decoding), 0)
         drafts = []
         for place, request in enumerate(decoding):
-            most = self._max_draft if request.max_draft is None else min(self._max_draft, request.max_draft)
+            length = request.speculation.length
+            most = self._max_draft if length is None else min(self._max_draft, length)
             drafts.append(min(most, request.left - 1, rows // (len(decoding) - place)))
             rows -= drafts[-1]
 

@@ -81,6 +81,20 @@ class Proposal:
             return self
         return Proposal(self.tokens[:nodes], self.parents[:nodes], self.drafter, self.estimates[:nodes], self.q[:nodes])
 
+    def keep(self, nodes: Sequence[int]) -> Proposal:
+        """Only these nodes, each given with its ancestors; in their own order, whatever the order of `nodes`."""
+        kept = sorted(nodes)
+        if not kept or kept[-1] == len(kept) - 1:
+            return self.cut(len(kept))
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        return Proposal(
+            tuple(self.tokens[node] for node in kept),
+            tuple(places[self.parents[node]] for node in kept),
+            self.drafter,
+            tuple(self.estimates[node] for node in kept),
+            tuple(self.q[node] for node in kept),
+        )
+
 
 EMPTY = Proposal()
 

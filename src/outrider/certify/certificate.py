@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
+from outrider import machine
 from outrider.certify.controls import Control
 from outrider.certify.draws import DrawsCell
 from outrider.certify.identity import IdentityCell
@@ -54,18 +53,13 @@ class Machine:
     @classmethod
     def this(cls, kernels: str, threads: tuple[int, ...]) -> Machine:
         """The machine that runs this."""
-        affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-        try:
-            version = metadata.version("outrider")
-        except metadata.PackageNotFoundError:
-            version = "(not installed)"
         return cls(
             system=f"{platform.system()} {platform.machine()}",
-            processor=_processor(),
-            processors=len(affinity),
+            processor=machine.processor(),
+            processors=machine.processors(),
             kernels=kernels,
             threads=threads,
-            outrider=version,
+            outrider=machine.version(),
             python=platform.python_version(),
             numpy=np.__version__,
         )
@@ -105,13 +99,3 @@ class Certificate:
             and all(cell.holds for cell in self.draws)
             and all(control.caught for control in self.controls)
         )
-
-
-def _processor() -> str:
-    """Its name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -21,7 +21,7 @@ from outrider.certify.statistics import Fit, fit
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.llm import LLM
 from outrider.models.base import CausalLM
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.randomness import Purpose
 from outrider.request import Emitted, Request
 from outrider.sampling import SamplingParams
@@ -108,7 +108,7 @@ class Draws:
         """Count the ends of so many texts, with a planted fault, if given, and test them."""
         params = replace(self._params, seed=spread(self._seed, setting), acceptance=setting.rule)  # type: ignore[arg-type]
         requests = [Request(self._prompt, params, choice) for choice in range(draws)]
-        parts = Parts(self._llm.model, Ladder([DRAFTERS[setting.drafter](self)]))
+        parts = Parts(self._llm.model, Controller([DRAFTERS[setting.drafter](self)]))
         rig = Rig(
             fault(parts) if fault else parts,
             blocks=BATCH * KVCache.blocks_for(len(self._prompt) + 2 * LENGTH),
@@ -183,7 +183,7 @@ def _beside(draws: Draws) -> Drafter:
             tokens.append(int(ids[sums.searchsorted(uniform * sums[-1], side="right")]))
         return Proposal.chain(tokens, "beside", q=laws[depth : depth + len(tokens)])
 
-    return FunctionDrafter("beside", draft)
+    return FunctionDrafter("beside", draft, draws=True)
 
 
 DRAFTERS: Mapping[str, Callable[[Draws], Drafter]] = {"one-hot tree": _along, "drawn": _beside}

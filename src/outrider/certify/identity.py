@@ -14,7 +14,7 @@ from outrider.certify.drafters import DRAFTERS, SHAPES, Knowledge
 from outrider.certify.rig import Fault, Parts, Rig
 from outrider.drafters.base import Drafter
 from outrider.llm import LLM
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer import Detokeniser
@@ -129,7 +129,7 @@ class Identity:
         self.plain: dict[str, list[Request]] = {}
         for sampling in SAMPLINGS:
             self.plain[sampling] = self._requests(sampling)
-            self._rig(llm, Parts(llm.model, Ladder(())), batch=1).run(self.plain[sampling])
+            self._rig(llm, Parts(llm.model, Controller(())), batch=1).run(self.plain[sampling])
 
     def check(self, llm: LLM, setting: IdentitySetting, fault: Fault | None = None) -> IdentityCell:
         """Write the texts of a setting, with a planted fault, if given, and compare them with the plain ones."""
@@ -146,7 +146,7 @@ class Identity:
             end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
         )
         drafter: Drafter = SHAPES[setting.shape](DRAFTERS[setting.drafter](knowledge), knowledge.vocabulary)
-        parts = Parts(llm.model, Ladder([drafter]))
+        parts = Parts(llm.model, Controller([drafter]))
         difference = broken = ""
         try:
             rig = self._rig(

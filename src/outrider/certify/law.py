@@ -20,7 +20,7 @@ from outrider.certify.rig import Draft, Fault, FunctionDrafter, Parts, Rig, spre
 from outrider.certify.scripted import Letters, ScriptedModel
 from outrider.certify.statistics import Fit, draws_for, fit
 from outrider.drafters.base import DraftRequest
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.randomness import Noise, Purpose
 from outrider.request import Request
 from outrider.sampling import SamplingParams
@@ -104,7 +104,7 @@ def check(setting: LawSetting, *, bias: float, level: float, seed: int, fault: F
     draws = draws_for(bias, sum(p > 0 for p in law.values()) - 1, level)
     draft = DRAFTERS[setting.drafter](guessed_law)
     model = ScriptedModel(target_logits, vocabulary=VOCABULARY)
-    parts = Parts(model, Ladder([FunctionDrafter(setting.drafter, draft)]))
+    parts = Parts(model, Controller([FunctionDrafter(setting.drafter, draft, draws=True)]))
     params = replace(params, seed=spread(seed, setting))
     try:
         counts, accepted = count(fault(parts) if fault else parts, params, draws)

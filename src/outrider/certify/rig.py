@@ -93,10 +93,11 @@ class Rig:
 
 
 class FunctionDrafter(Drafter):
-    """Proposes what a function of the request says."""
+    """Proposes what a function of the request says; with `draws`, what it draws."""
 
-    def __init__(self, name: str, draft: Draft) -> None:
+    def __init__(self, name: str, draft: Draft, *, draws: bool = False) -> None:
         self.name = name
+        self.draws = draws
         self._draft = draft
 
     def begin(self, request: RequestView) -> None:
@@ -113,7 +114,7 @@ class Altered(Drafter):
     """Another drafter's proposals, each altered by a function."""
 
     def __init__(self, drafter: Drafter, alter: Callable[[Proposal, DraftRequest], Proposal]) -> None:
-        self.name = drafter.name
+        self.name, self.cost, self.draws = drafter.name, drafter.cost, drafter.draws
         self._drafter = drafter
         self._alter = alter
 

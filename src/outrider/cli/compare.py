@@ -63,8 +63,8 @@ def compare_speeds(llm: LLM, prompt: Prompt, params: SamplingParams, prediction:
 def measure(llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str) -> Comparison:
     """Run both ways in turn, after a short warm-up of both. Raises OutriderError if one of the texts failed."""
 
-    def run(max_draft: int | None, params: SamplingParams) -> Completion:
-        request = llm.request(prompt, params, prediction=prediction, max_draft=max_draft)
+    def run(speculation: str | None, params: SamplingParams) -> Completion:
+        request = llm.request(prompt, params, prediction=prediction, speculation=speculation)
         for _ in llm.run([request]):
             pass
         done = completion(request)
@@ -75,10 +75,10 @@ def measure(llm: LLM, prompt: Prompt, params: SamplingParams, prediction: str) -
     warm_up = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens or WARM_UP_TOKENS))
     plain, speculative = [], []
     with display.rounds() as bar:
-        run(0, warm_up)
+        run("off", warm_up)
         run(None, warm_up)
         for _ in bar.track(range(ROUNDS), description="Rounds"):
-            plain.append(run(0, params))
+            plain.append(run("off", params))
             speculative.append(run(None, params))
     return Comparison(tuple(plain), tuple(speculative))
 

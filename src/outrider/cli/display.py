@@ -85,7 +85,7 @@ def figures(completion: Completion, llm: LLM) -> str:
     if completion.drafted:
         parts.append(acceptance(completion))
     else:
-        parts.append("speculation off" if llm.speculation == "off" else f"nothing drafted ({llm.speculation})")
+        parts.append("speculation off" if llm.speculation.length == 0 else f"nothing drafted ({llm.speculation})")
     if completion.finish_reason == "length":
         full = completion.prompt_tokens + count >= llm.context_length
         parts.append("cut off: the context is full" if full else "cut off by --max-tokens")

@@ -37,8 +37,14 @@ class ModelOptions:
         str, flag("An alias, fetched on first use, or a .gguf file.", "--model", "-m", panel=MODEL, metavar="NAME|FILE")
     ] = "smollm2"
     speculation: Annotated[
-        str, flag("Where drafts come from; the text does not depend on it.", panel=MODEL, metavar="ngram|off")
-    ] = "ngram"
+        str,
+        flag(
+            "Who drafts: whoever pays, nobody, a drafter by name, or a fixed number of tokens, also NAME:N. "
+            "The text does not depend on it.",
+            panel=MODEL,
+            metavar="auto|off|NAME|N",
+        ),
+    ] = "auto"
     context_length: Annotated[
         int | None, flag("Most tokens of prompt and answer together. Default: the model's own.", panel=MODEL)
     ] = None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from outrider.randomness import Noise
 from outrider.sampling import SamplingParams
+from outrider.speculation import AUTO, Speculation
 from outrider.types import FloatArray, Proposal
 
 
@@ -22,12 +23,14 @@ class RequestView:
     tokens         prompt and committed output: the engine's own growing list; read it, and let it go at `end`.
     prompt_length  how many of them are the prompt.
     prediction     tokens that the caller expects as output; mostly ().
+    speculation    what it says about drafting; a policy heeds it, the drafters themselves need not.
     """
 
     id: int
     tokens: Sequence[int]
     prompt_length: int
     prediction: tuple[int, ...] = ()
+    speculation: Speculation = AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +42,11 @@ class DraftRequest(RequestView):
             draws uses no others, so that the same request gives the same text again: under coupled acceptance
             `Distribution.draw_coupled(noise.ahead(depth))`, as the target will, otherwise
             `Distribution.draw(noise.ahead(depth).uniform(Purpose.DRAFT, sibling))`.
+    rows    rows of the coming pass without any draft, of all requests together.
     """
 
     most: int
+    rows: int = 1
     params: SamplingParams = field(default_factory=SamplingParams)
     noise: Noise = field(default_factory=lambda: Noise(0))
 
@@ -77,9 +82,19 @@ class Observation:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the requests between their `begin` and `end`, and holds nothing of the others."""
+    """Proposes tokens for the requests between their `begin` and `end`, and holds nothing of the others.
+
+    cost      time of one drafted token, in one-row passes of the target. With 0 it is free: a policy asks it first, and
+              cuts what it gets.
+    draws     whether nodes may be drawn (have a q). Their number is then fixed before it is asked, see `propose`.
+    expected  acceptance at each depth in an average text, the last one for all deeper ones: what a policy believes of a
+              drafter that is not free, or that draws, before it is asked.
+    """
 
     name: str
+    cost: float = 0.0
+    draws: bool = False
+    expected: Sequence[float] = (0.6,)
 
     def begin(self, request: RequestView) -> None:
         """A request starts; its prompt is in `tokens`."""

@@ -1,0 +1,95 @@
+"""Which drafter proposes, and how much, or none at all: the policy that makes speculation never slower.
+
+Controller([drafters.create("prediction"), drafters.create("ngram")], costs) is itself a drafter. docs/policy.md
+explains the arithmetic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.policy.costs import FREE, Costs
+from outrider.policy.decision import Decision, Text
+from outrider.types import EMPTY, Proposal
+
+log = logging.getLogger(__name__)
+
+_ROWS = 16  # a row of a prompt costs what one of so many rows does
+
+
+class Controller(Drafter):
+    """Asks its drafters, cuts what they propose to what pays, and stands aside where nothing does.
+
+    A drafter that raises is switched off for that request, with one warning; the text is the same without it.
+    """
+
+    name = "controller"
+
+    def __init__(self, drafters: Sequence[Drafter], costs: Costs = FREE) -> None:
+        self._free = [drafter for drafter in drafters if not drafter.cost and not drafter.draws]
+        self._planned = [drafter for drafter in drafters if drafter.cost or drafter.draws]
+        self._drafters = tuple(drafters)
+        self._added = lru_cache(1024)(costs.added)
+        self._prefill = costs.v(_ROWS) / _ROWS
+        self._texts: dict[int, Text] = {}
+
+    def begin(self, request: RequestView) -> None:
+        wanted = request.speculation.drafter
+        drafters = [drafter for drafter in self._drafters if wanted in (None, drafter.name)]
+        text = self._texts[request.id] = Text(drafters, request.prompt_length * self._prefill)
+        for drafter in tuple(text.active):
+            self._guard(drafter, request.id, partial(drafter.begin, request))
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        decision = Decision(requests, [self._texts[request.id] for request in requests], self._added)
+        for drafter in self._free:
+            if asked := decision.asks(drafter):
+                answers = self._ask(drafter, [requests[i] for i in asked])
+                for i, proposal in zip(asked, answers, strict=True):
+                    decision.offer(i, drafter, proposal)
+        if self._planned:
+            for drafter, mosts in decision.plans(self._planned).items():
+                answers = self._ask(drafter, [replace(requests[i], most=most) for i, most in mosts.items()])
+                for i, proposal in zip(mosts, answers, strict=True):
+                    decision.offer(i, drafter, proposal)
+        return decision.proposals()
+
+    def observe(self, observation: Observation) -> None:
+        text = self._texts[observation.id]
+        text.learn(observation)
+        for drafter in tuple(text.active):
+            self._guard(drafter, observation.id, partial(drafter.observe, observation))
+
+    def end(self, request_id: int) -> None:
+        self._texts.pop(request_id, None)
+        for drafter in self._drafters:  # also those switched off: they hold something still
+            self._guard(drafter, request_id, partial(drafter.end, request_id))
+
+    def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """The drafter's answers; when it fails, it is asked again one by one, to find the request it fails on."""
+        try:
+            proposals = drafter.propose(requests)
+            if len(proposals) != len(requests):
+                raise ValueError(f"{len(proposals)} proposals for {len(requests)} requests")
+        except Exception as error:
+            if len(requests) == 1:
+                self._switch_off(drafter, requests[0].id, error)
+                return [EMPTY]
+            return [self._ask(drafter, [request])[0] for request in requests]
+        return proposals
+
+    def _guard(self, drafter: Drafter, request_id: int, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._switch_off(drafter, request_id, error)
+
+    def _switch_off(self, drafter: Drafter, request_id: int, error: Exception) -> None:
+        log.warning("drafter %s is off for request %d: %s: %s", drafter.name, request_id, type(error).__name__, error)
+        text = self._texts.get(request_id)
+        if text and drafter in text.active:
+            text.active.remove(drafter)

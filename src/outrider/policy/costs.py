@@ -1,0 +1,51 @@
+"""What a pass of the target costs by its number of rows, in one-row passes: v(n) of docs/architecture.md.
+
+costs = measure(model)
+costs.v(5, context=1000)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured times of passes.
+
+    rows      row counts, ascending from 1.
+    contexts  committed tokens before the pass, ascending.
+    seconds   [contexts][rows].
+    """
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def v(self, rows: float, context: int = 0) -> float:
+        """Time of a pass of so many rows over that of one row, at that context length.
+
+        Linear between what was measured; past it, rows go on as at the end, contexts stay.
+        """
+        place = min(max(context, self.contexts[0]), self.contexts[-1])
+        times = [_linear(self.contexts, column, place) for column in zip(*self.seconds, strict=True)]
+        return _linear(self.rows, times, rows) / times[0]
+
+    def added(self, base: int, context: int, most: int) -> tuple[float, ...]:
+        """added[j], j = 0 .. most: what j more rows add to a pass of `base` rows, in one-row passes."""
+        plain = self.v(base, context)
+        return tuple(self.v(base + j, context) - plain for j in range(most + 1))
+
+
+FREE = Costs((1, 2), (0,), ((1.0, 1.0),))
+"""Rows cost nothing."""
+
+
+def _linear(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Piecewise linear through the points, the last piece going on; ys[0] where there is one point."""
+    if len(xs) == 1:
+        return ys[0]
+    i = min(max(bisect_right(xs, x), 1), len(xs) - 1)
+    return ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / (xs[i] - xs[i - 1])

@@ -1,0 +1,194 @@
+"""The decision of one step: of what is offered to each request, the best, cut to what pays in this batch.
+
+It depends on nothing but what it is given: estimates, costs and what the texts have taught so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from operator import itemgetter
+from typing import NamedTuple
+
+from outrider.drafters.base import Drafter, DraftRequest, Observation
+from outrider.policy.allocate import allocate
+from outrider.policy.calibration import Acceptance, Calibration
+from outrider.policy.ledger import Ledger
+from outrider.types import EMPTY, ROOT, Proposal
+
+_CONTEXTS = 64  # costs are looked up for multiples of so many tokens
+_DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws for
+
+
+class Text:
+    """What a request has taught about its drafters.
+
+    active  the drafters that it may use.
+    ledger  what drafting has cost and brought; `prefill` is its own.
+    """
+
+    def __init__(self, active: Sequence[Drafter], prefill: float) -> None:
+        self.active = list(active)
+        self.ledger = Ledger(prefill)
+        self._calibrations = {id(drafter): Calibration() for drafter in active}
+        self._acceptances = {
+            id(drafter): Acceptance(drafter.expected) for drafter in active if drafter.cost or drafter.draws
+        }
+        self._spent = 0.0
+        self._drafter: Drafter | None = None
+
+    def calibration(self, drafter: Drafter) -> Calibration:
+        """How far the drafter's estimates can be believed."""
+        return self._calibrations[id(drafter)]
+
+    def acceptance(self, drafter: Drafter) -> Acceptance:
+        """What to expect of the drafter before it is asked."""
+        return self._acceptances[id(drafter)]
+
+    def draft(self, drafter: Drafter, spent: float) -> None:
+        """A proposal of the drafter is on its way; `spent` in the request's share of a plain step."""
+        self._drafter, self._spent = drafter, spent
+
+    def learn(self, observation: Observation) -> None:
+        """What became of it."""
+        self.ledger.enter(len(observation.committed), self._spent)
+        if self._drafter is None:
+            return
+        proposal, path = observation.proposal, (ROOT, *observation.path)
+        reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
+        outcomes = [(proposal.estimates[node], node in path) for node in reached]
+        self.calibration(self._drafter).learn(outcomes)
+        if acceptance := self._acceptances.get(id(self._drafter)):
+            acceptance.learn(len(path) - 1, refused=any(proposal.parents[node] == path[-1] for node in reached))
+        self._drafter, self._spent = None, 0.0
+
+
+class Offer(NamedTuple):
+    """A drafter's proposal to one request.
+
+    order  its nodes, those with the greatest gains first, parents before their children.
+    gains  of these nodes.
+    price  what drafting it has cost, in one-row passes.
+    whole  it must not be cut.
+    """
+
+    drafter: Drafter
+    proposal: Proposal
+    order: Sequence[int]
+    gains: Sequence[float]
+    price: float
+    whole: bool
+
+
+class Decision:
+    """Collects offers for the requests of a step, then cuts them.
+
+    added(base, context, most)  as `Costs.added`.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[DraftRequest],
+        texts: Sequence[Text],
+        added: Callable[[int, int, int], Sequence[float]],
+    ) -> None:
+        self._requests = requests
+        self._texts = texts
+        count = len(requests)
+        context = max(len(request.tokens) for request in requests) // _CONTEXTS * _CONTEXTS
+        self._added = added(requests[0].rows, context, sum(request.most for request in requests))
+        plain = 1.0 if count == 1 else 1.0 + added(1, context, count - 1)[-1]
+        self._share = plain / count  # of a plain step, in one-row passes
+        self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
+        self._rooms = [text.ledger.room * self._share for text in texts]
+        self._offers: list[Offer | None] = [None] * count
+        self._values = [0.0] * count
+
+    def asks(self, drafter: Drafter) -> list[int]:
+        """The requests that a free drafter is to be asked for."""
+        return [i for i in range(len(self._requests)) if self._wants(i, drafter)]
+
+    def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
+        """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
+
+        Each request is planned for at most once, and only where that promises more than what it has been offered.
+        """
+        plans: dict[Drafter, dict[int, int]] = {}
+        for i, request in enumerate(self._requests):
+            best: tuple[float, Drafter | None, int] = (self._values[i], None, 0)
+            for drafter in drafters:
+                if not self._wants(i, drafter):
+                    continue
+                if request.speculation.length is not None:
+                    best = inf, drafter, request.most
+                    break
+                gains = self._texts[i].acceptance(drafter).gains(request.most)
+                price = self._price(drafter)
+                added = [time + price * j for j, time in enumerate(self._added[: request.most + 1])]
+                best = max(best, self._alone(i, gains, added, drafter), key=itemgetter(0))
+            _, chosen, most = best
+            if chosen is not None:
+                plans.setdefault(chosen, {})[i] = most
+        return plans
+
+    def offer(self, place: int, drafter: Drafter, proposal: Proposal) -> None:
+        """What a drafter proposes to a request: if free, it has to be better than others; if planned, it is taken.
+
+        Nodes that were drawn, and are judged by more than equality, must have been planned, and stay whole.
+        """
+        request, planned = self._requests[place], bool(drafter.cost or drafter.draws)
+        drawn = request.params.rule in _DRAWING and any(q is not None for q in proposal.q)
+        if not proposal or (drawn and not planned):
+            return
+        proposal = proposal.cut(request.most)
+        price = len(proposal) * self._price(drafter)
+        if drawn or request.speculation.length is not None:
+            self._offers[place] = Offer(drafter, proposal, range(len(proposal)), (), price, whole=True)
+            return
+        gains = self._texts[place].calibration(drafter).gains(proposal.estimates, proposal.parents)
+        order: Sequence[int] = range(len(gains))
+        if any(parent != node - 1 for node, parent in enumerate(proposal.parents)):
+            order = sorted(order, key=lambda node: (-gains[node], node))
+            gains = [gains[node] for node in order]
+        value = inf if planned else self._alone(place, gains, self._added, drafter)[0]
+        if value > self._values[place]:
+            self._offers[place] = Offer(drafter, proposal, order, gains, price, whole=False)
+            self._values[place] = value
+
+    def proposals(self) -> list[Proposal]:
+        """The best offer of each request, cut to what pays; the texts are told what that costs."""
+        offers = self._offers
+        if not any(offers):
+            return [EMPTY] * len(offers)
+        whole = [len(offer.proposal) if offer and offer.whole else 0 for offer in offers]
+        added, fixed = self._added, sum(whole)
+        if fixed:
+            added = [time - added[fixed] for time in added[fixed:]]
+        counts = allocate([offer.gains if offer else () for offer in offers], self._rooms, added, self._worth)
+        rows = fixed + sum(counts)
+        each = self._added[rows] / rows if rows else 0.0
+        proposals = []
+        for offer, kept, extra, text in zip(offers, whole, counts, self._texts, strict=True):
+            count = kept + extra
+            proposals.append(offer.proposal.keep(offer.order[:count]) if offer and count else EMPTY)
+            if offer:
+                text.draft(offer.drafter, (count * each + offer.price) / self._share)
+        return proposals
+
+    def _wants(self, place: int, drafter: Drafter) -> bool:
+        """Whether a request may ask the drafter, and has reason to."""
+        request, text = self._requests[place], self._texts[place]
+        if request.most <= 0 or drafter not in text.active:
+            return False
+        return self._rooms[place] >= 0 if request.speculation.length is None else self._offers[place] is None
+
+    def _price(self, drafter: Drafter) -> float:
+        """Of one drafted token: passes of a drafter take their rows together, as those of the target do."""
+        return drafter.cost * self._share
+
+    def _alone(
+        self, place: int, gains: Sequence[float], added: Sequence[float], drafter: Drafter
+    ) -> tuple[float, Drafter, int]:
+        """What an offer would bring if there were no other: value, whose it is, how many rows."""
+        (count,) = allocate([gains], [self._rooms[place]], added, self._worth)
+        return sum(gains[:count]) - self._worth * added[count], drafter, count

@@ -1,0 +1,46 @@
+"""What speculation has cost a request and what it has brought, in units of the request's own share of a plain step.
+
+From it follow two numbers: what may still be risked, and how fast the text is written, which is what time is worth.
+"""
+
+from __future__ import annotations
+
+BUDGET = 0.025
+"""At no time has a request lost more than this share of its plain work to drafts that failed."""
+
+_PREFILL = 4.0
+"""Of the prompt, no more plain steps count than this: answers are short, too."""
+
+_STEADY = 16.0
+"""So many plain steps are taken for granted, so that the first few outcomes do not decide what time is worth."""
+
+
+class Ledger:
+    """tokens: committed while decoding. steps: taken for them. spent: on drafting, in plain steps.
+
+    prefill  what the prompt took, in plain steps.
+    """
+
+    __slots__ = ("_prefill", "spent", "steps", "tokens")
+
+    def __init__(self, prefill: float = 0.0) -> None:
+        self._prefill = min(prefill, _PREFILL)
+        self.tokens = 0
+        self.steps = 0
+        self.spent = 0.0
+
+    def enter(self, tokens: int, spent: float) -> None:
+        """A step committed so many tokens, and drafting added so much time to it."""
+        self.tokens += tokens
+        self.steps += 1
+        self.spent += spent
+
+    @property
+    def room(self) -> float:
+        """What a step may risk: the steps saved so far and a small part of all, less what was spent."""
+        return self.tokens - self.steps - self.spent + BUDGET * (self.tokens + self._prefill)
+
+    @property
+    def rate(self) -> float:
+        """Tokens written in the time of a plain step, so far; 1 to begin with, never below it."""
+        return max(1.0, (self.tokens + _STEADY) / (self.steps + self.spent + _STEADY))

@@ -1,0 +1,92 @@
+"""Measures what passes of a model cost on this machine: a second for a small model, a few for a large one.
+
+costs = measure(model)
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from outrider.cache import BLOCK, KVCache
+from outrider.models.base import CausalLM
+from outrider.policy.costs import Costs
+from outrider.types import Rows
+
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+CONTEXTS = (128, 1024, 4096)
+
+_SECONDS = 1.2
+_ROUNDS = range(3, 16)  # at least, and at most
+_SCRATCH = 2**26  # bytes of keys and values, so many that no processor keeps them in its caches
+
+
+def measure(
+    model: CausalLM, *, clock: Callable[[], float] = time.perf_counter, progress: Callable[[], None] = lambda: None
+) -> Costs:
+    """Time passes of several row counts at several context lengths, in turn, and take medians.
+
+    The model's own state is not touched: the passes run on a cache of their own. `progress` is called after each round.
+    """
+    counts = tuple(n for n in ROWS if n <= model.context_length)
+    longest = model.context_length - counts[-1]
+    contexts = tuple(context for context in CONTEXTS if context <= longest) or (longest,)
+    cache = _scratch(model, contexts[-1] + counts[-1])
+    passes = [[_rows(n, context, cache) for n in counts] for context in contexts]
+    times: list[list[list[float]]] = [[[] for _ in counts] for _ in contexts]
+    start = clock()
+    for rows in passes[-1]:
+        model.forward(rows, cache)  # touches what is touched for the first time
+    for number in range(_ROUNDS.stop - 1):
+        for mine, column in zip(times, passes, strict=True):
+            for samples, rows in zip(mine, column, strict=True):
+                begun = clock()
+                model.forward(rows, cache)
+                samples.append(clock() - begun)
+        progress()
+        if number + 1 >= _ROUNDS.start and clock() - start > _SECONDS:
+            break
+    return Costs(counts, contexts, tuple(_ascending([statistics.median(s) for s in mine]) for mine in times))
+
+
+def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Where more rows seem to take less time, that is chance: the mean of those that are out of order stands for each.
+
+    (Pool adjacent violators: the closest ascending sequence. Ayer et al. 1955.)
+    """
+    pools: list[list[float]] = []
+    for value in seconds:
+        pools.append([value])
+        while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
+            pools[-2] += pools.pop()
+    return tuple(max(statistics.fmean(pool), 1e-9) for pool in pools for _ in pool)
+
+
+def _scratch(model: CausalLM, positions: int) -> KVCache:
+    """A cache whose memory is really there; where it is smaller than asked for, sequences go round in it."""
+    shape = model.kv_shape
+    block = 2 * 2 * shape.layers * shape.heads * shape.head_dim * BLOCK
+    cache = KVCache(shape, min(KVCache.blocks_for(positions), max(_SCRATCH // block, 1 + ROWS[-1])))
+    cache.keys.fill(0x2C00)  # 1/16
+    cache.values.fill(0x2C00)
+    return cache
+
+
+def _rows(count: int, context: int, cache: KVCache) -> Rows:
+    """A chain of so many rows after so many tokens; all logits are wanted, as in verification."""
+    positions = np.arange(context, context + count, dtype=np.int32)
+    table = np.arange(KVCache.blocks_for(context + count), dtype=np.int32) % cache.pool.size
+    return Rows(
+        tokens=np.zeros(count, np.int32),
+        positions=positions,
+        slots=table[positions // BLOCK] * BLOCK + positions % BLOCK,
+        requests=np.zeros(count, np.int32),
+        tables=table[np.newaxis],
+        tail_starts=positions + 1,
+        tail_offsets=np.zeros(count + 1, np.int32),
+        tail_slots=np.zeros(0, np.int32),
+        wanted=np.arange(count, dtype=np.int32),
+    )
