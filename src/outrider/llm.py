@@ -205,8 +205,8 @@ class LLM:
         """A request for `run`.
 
         speculation  who drafts for it, see `LLM`; None: as for the others.
-        reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for later
-                     ones. It changes nothing but the time until the first token.
+        reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
+                     later ones. It changes nothing but the time until the first token.
 
         Raises RequestError if the prompt is neither text, token ids, nor messages, or if it could never run.
         """

@@ -61,7 +61,8 @@ def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
     for value in seconds:
         pools.append([value])
         while len(pools) > 1 and statistics.fmean(pools[-2]) > statistics.fmean(pools[-1]):
-            pools[-2] += pools.pop()
+            last = pools.pop()
+            pools[-1] += last
     return tuple(max(statistics.fmean(pool), 1e-9) for pool in pools for _ in pool)
 
 
