@@ -13,7 +13,9 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
+from outrider.cache import KVCache
 from outrider.certify.statistics import fit
+from outrider.drafters.model import ModelDrafter
 from outrider.models.base import KVShape
 from outrider.randomness import Purpose
 from outrider.request import Request
@@ -165,6 +167,12 @@ def drawn_tree(rng):
     return draft
 
 
+def drawn_by_a_model(rng):
+    """Two tokens of a draft model, under the request's own rules."""
+    model = ScriptedModel(lambda path: np.log(DRAFTER(path)).astype(np.float32), vocabulary=VOCABULARY)
+    return ModelDrafter(model, KVCache(model.kv_shape, 64), vocabulary=VOCABULARY, k=2)
+
+
 def cautious_chain(rng):
     """A legal policy: it stops before a law that is too flat, and goes on longer after a token 0."""
 
@@ -228,7 +236,7 @@ def test_coupled_keeps_the_targets_law():
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("draft", [drawn_chain, chosen_chain, drawn_tree])
+@pytest.mark.parametrize("draft", [drawn_chain, chosen_chain, drawn_tree, drawn_by_a_model])
 @pytest.mark.parametrize("acceptance", ["rejection", "block", "coupled"])
 def test_every_rule_keeps_the_law_that_was_asked_for(acceptance, draft, setting):
     """B04, B14, B59, B60: the sampling rules hold on every row, with the tokens before that row."""

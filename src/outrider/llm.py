@@ -103,6 +103,7 @@ class LLM:
         model: str | Path = DEFAULT_MODEL,
         *,
         speculation: str = "auto",
+        draft: str | Path | None = None,
         costs: Costs | None = None,
         recalibrate: bool = False,
         context_length: int | None = None,
@@ -118,6 +119,7 @@ class LLM:
         speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
                         "off"; a drafter's name; a fixed number of tokens, "4"; or both, "ngram:4". The text is the
                         same.
+        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
                         measured now, which takes a second or two, and stored.
         recalibrate     measure them in any case.
@@ -131,7 +133,8 @@ class LLM:
 
         Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
         """
-        self.speculation = _speculation(speculation)
+        if Speculation.parse(speculation).length == 0 and draft is not None:
+            raise RequestError(f"draft={str(draft)!r} is of no use with speculation={speculation!r}")
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)
@@ -142,11 +145,18 @@ class LLM:
             recorded.program, context_length=self.context_length, kv_shape=recorded.kv_shape, threads=threads
         )
         cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
+        self.draft = None if draft is None else str(draft)
+        mine = [drafters.create(name) for name in DRAFTERS]
+        if draft is not None:
+            path = hub.resolve(draft, progress=progress)
+            mine.append(drafters.open_draft(path, self.model, self.tokenizer, positions=cache.positions))
+        self.drafters = tuple(drafter.name for drafter in mine)
+        self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
         self.engine = Engine(
             self.model,
             cache,
-            Controller([drafters.create(name) for name in DRAFTERS], self.costs),
+            Controller(mine, self.costs),
             eos_ids=self.tokenizer.eos_ids,
             make_detokeniser=lambda: Detokeniser(self.tokenizer),
             max_batch=max_batch,
@@ -215,7 +225,7 @@ class LLM:
             self.encode(prompt),
             params,
             prediction=tuple(expected),
-            speculation=self.speculation if speculation is None else _speculation(speculation),
+            speculation=self.speculation if speculation is None else self._speculation(speculation),
             reuse=reuse,
         )
         self.engine.scheduler.check(request)
@@ -274,6 +284,13 @@ class LLM:
         """End a request before its next step, as "cancelled"; also from another thread, or from a signal handler."""
         self.engine.cancel(request)
 
+    def _speculation(self, text: str) -> Speculation:
+        """Raises RequestError for what is not possible."""
+        speculation = Speculation.parse(text)
+        if speculation.drafter not in (None, *self.drafters):
+            raise RequestError(f"speculation={text!r} is not possible; drafters are {', '.join(self.drafters)}")
+        return speculation
+
     def _costs(self, recalibrate: bool, progress: hub.ProgressCallback | None) -> Costs:
         """Stored costs of the target's passes, or else measured ones."""
         store = CostStore.of(self.path, self.model)
@@ -313,14 +330,6 @@ def completion(request: Request) -> Completion:
         error=request.error,
         cached_tokens=stats.cached,
     )
-
-
-def _speculation(text: str) -> Speculation:
-    """Raises RequestError for what is not possible."""
-    speculation = Speculation.parse(text)
-    if speculation.drafter not in (None, *DRAFTERS):
-        raise RequestError(f"speculation={text!r} is not possible; drafters are {', '.join(DRAFTERS)}")
-    return speculation
 
 
 def _context(wanted: int | None, most: int) -> int:

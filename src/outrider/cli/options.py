@@ -45,6 +45,10 @@ class ModelOptions:
             metavar="auto|off|NAME|N",
         ),
     ] = "auto"
+    draft: Annotated[
+        str | None,
+        flag("A smaller model with the same vocabulary, to draft as well.", panel=MODEL, metavar="NAME|FILE"),
+    ] = None
     context_length: Annotated[
         int | None, flag("Most tokens of prompt and answer together. Default: the model's own.", panel=MODEL)
     ] = None
@@ -58,6 +62,7 @@ class ModelOptions:
             return LLM(
                 self.model,
                 speculation=self.speculation,
+                draft=self.draft,
                 context_length=self.context_length,
                 threads=self.threads,
                 progress=progress,

@@ -1,19 +1,31 @@
-"""Drafters, one per file; the file name is the registry: `ngram.py` holds `NgramDrafter`, made by `create("ngram")`."""
+"""Drafters, one per file; the file name is the registry: `ngram.py` holds `NgramDrafter`, made by `create("ngram")`.
+
+Those that need weights are made by `open_draft(path, ...)`.
+"""
 
 from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.drafters.base import Drafter
 from outrider.errors import RequestError
 
-__all__ = ["Drafter", "available", "create"]
+if TYPE_CHECKING:
+    from outrider.kernels.native import NativeModel
+    from outrider.tokenizer import Tokenizer
+
+__all__ = ["Drafter", "available", "create", "open_draft"]
+
+_WITH_WEIGHTS = {"model"}
 
 
 def available() -> list[str]:
-    """Names of the drafters."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    """Names of the drafters that need nothing but the text."""
+    names = {module.name for module in pkgutil.iter_modules(__path__)}
+    return sorted(names - {"base"} - _WITH_WEIGHTS)
 
 
 def create(name: str) -> Drafter:
@@ -22,3 +34,16 @@ def create(name: str) -> Drafter:
         raise RequestError(f"drafter {name!r} does not exist; available: {', '.join(available())}")
     drafter: Drafter = getattr(import_module(f"{__name__}.{name}"), f"{name.capitalize()}Drafter")()
     return drafter
+
+
+def open_draft(path: Path, target: NativeModel, tokenizer: Tokenizer, *, positions: int) -> Drafter:
+    """The drafter in a file: a .gguf is a smaller model.
+
+    tokenizer  the target's.
+    positions  of KV that it may hold, of all requests together.
+
+    Raises ModelError if it cannot be used, or not with this target.
+    """
+    from outrider.drafters import model
+
+    return model.load(path, target, tokenizer, positions=positions)

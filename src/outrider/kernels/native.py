@@ -125,9 +125,10 @@ class NativeModel(NativeProgram):
         kv_shape: KVShape,
         threads: int | None = None,
         kernels: str | None = None,
+        beside: NativeProgram | None = None,
     ) -> None:
         """As `NativeProgram`."""
-        super().__init__(program, threads=threads, kernels=kernels)
+        super().__init__(program, threads=threads, kernels=kernels, beside=beside)
         self.context_length = context_length
         self.kv_shape = kv_shape
         self.vocabulary_size = program.outputs["logits"].width

@@ -53,6 +53,20 @@ class Tokenizer:
         """Number of token ids: 0 .. vocabulary_size - 1."""
         return len(self._bytes)
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """The first id that means one thing here and another there, in words; None where there is none.
+
+        Unused ids at the end of one of the two, which pad a vocabulary to a round size, are no difference.
+        """
+        mine, theirs = self._vocabulary, other._vocabulary
+        if (mine.tokens, mine.kinds) == (theirs.tokens, theirs.kinds):
+            return None
+        for token in range(max(len(mine.tokens), len(theirs.tokens))):
+            here, there = mine.entry(token), theirs.entry(token)
+            if here != there:
+                return f"token {token} is {here} in {self._source} and {there} in {other._source}"
+        return None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, raw prompt and rendered chat alike.
 

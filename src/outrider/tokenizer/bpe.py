@@ -72,6 +72,12 @@ class Vocabulary:
     eos_ids: tuple[int, ...]
     add_bos: bool
 
+    def entry(self, token: int) -> str:
+        """An id in words; those past the end are unused."""
+        if token >= len(self.tokens) or self.kinds[token] == Kind.UNUSED:
+            return "unused"
+        return f"{self.tokens[token]!r} (token_type {self.kinds[token]})"
+
     def bytes_of(self, token: int) -> bytes:
         """What a token adds to the text, in UTF-8, possibly only a part of a character; b"" for control tokens."""
         text, kind = self.tokens[token], self.kinds[token]
