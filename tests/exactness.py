@@ -96,6 +96,7 @@ def drafters(texts: Texts, vocabulary: int, end_of_text: int) -> Iterator[Drafte
         return Proposal(tuple(tokens), tuple(parents), "test", (0.5,) * n, (None,) * n) if n else EMPTY
 
     yield create("ngram")
+    yield create("suffix")
     for name, draft in {
         "perfect": lambda request, coming: chain(coming[: request.most]),
         "half right": half_right,

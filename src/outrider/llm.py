@@ -18,6 +18,8 @@ from pathlib import Path
 
 from outrider import drafters
 from outrider.cache import BLOCK, KVCache
+from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.suffix import PastOutputs, SuffixDrafter
 from outrider.engine import Engine
 from outrider.errors import RequestError
 from outrider.kernels.native import NativeModel
@@ -40,9 +42,6 @@ Prompt = str | Sequence[int] | Sequence[Message]
 """A raw text, token ids, or the messages of a conversation, which go through the model's chat template."""
 
 DEFAULT_MODEL = "smollm2"
-DRAFTERS = ("prediction", "ngram")
-"""Those that need nothing but the text."""
-
 GREEDY = SamplingParams()
 
 
@@ -104,6 +103,7 @@ class LLM:
         *,
         speculation: str = "auto",
         draft: str | Path | None = None,
+        learn_from_outputs: bool = False,
         costs: Costs | None = None,
         recalibrate: bool = False,
         context_length: int | None = None,
@@ -117,9 +117,11 @@ class LLM:
 
         model           an alias such as "smollm2", fetched on first use, or the path of a .gguf file.
         speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
-                        "off"; a drafter's name; a fixed number of tokens, "4"; or both, "ngram:4". The text is the
+                        "off"; a drafter's name; a fixed number of tokens, "4"; or both, "suffix:4". The text is the
                         same.
         draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file.
+        learn_from_outputs  let "suffix" draft from the outputs of earlier requests too, whoever made them: faster where
+                        they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
                         measured now, which takes a second or two, and stored.
         recalibrate     measure them in any case.
@@ -146,7 +148,9 @@ class LLM:
         )
         cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
         self.draft = None if draft is None else str(draft)
-        mine = [drafters.create(name) for name in DRAFTERS]
+        self.learn_from_outputs = learn_from_outputs
+        past = PastOutputs() if learn_from_outputs else None
+        mine: list[drafters.Drafter] = [PredictionDrafter(), SuffixDrafter(past=past)]
         if draft is not None:
             path = hub.resolve(draft, progress=progress)
             mine.append(drafters.open_draft(path, self.model, self.tokenizer, positions=cache.positions))

@@ -1,6 +1,6 @@
 """What a request says about drafting: nothing (the policy decides), none at all, one drafter, or a fixed length.
 
-Speculation.parse("auto") / ("off") / ("ngram") / ("4") / ("ngram:4")
+Speculation.parse("auto") / ("off") / ("suffix") / ("4") / ("suffix:4")
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.errors import RequestError
 
-FORMS = "auto, off, a drafter's name, a number of tokens, or both as in ngram:4"
+FORMS = "auto, off, a drafter's name, a number of tokens, or both as in suffix:4"
 
 
 @dataclass(frozen=True, slots=True)

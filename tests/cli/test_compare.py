@@ -33,7 +33,7 @@ def test_texts_are_identical_and_both_speeds_are_told(outrider):
     assert result.exit_code == 0
     assert re.fullmatch(
         r"plain +\d+\.\d tokens/s\n"
-        r"speculative +\d+\.\d tokens/s +\d\.\d\d tokens per step, \d+% of \d+ drafts accepted \(ngram\)\n"
+        r"speculative +\d+\.\d tokens/s +\d\.\d\d tokens per step, \d+% of \d+ drafts accepted \(suffix\)\n"
         r"speed-up +\d+\.\d\dx, medians of 3 runs each\n"
         r"texts +identical, 100 tokens\n",
         result.stdout,

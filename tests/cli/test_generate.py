@@ -46,7 +46,7 @@ def test_the_answer_is_on_stdout_and_one_line_of_figures_on_stderr(outrider, exp
     assert result.stdout_bytes.decode() == expected.text + "\n" * (not expected.text.endswith("\n"))
     assert re.fullmatch(
         r"100 tokens, \d+\.\d tokens/s, \d\.\d\d tokens per step, "
-        rf"\d+% of {expected.drafted} drafts accepted \(ngram\), cut off by --max-tokens\n",
+        rf"\d+% of {expected.drafted} drafts accepted \(suffix\), cut off by --max-tokens\n",
         result.stderr,
     )
 
@@ -55,7 +55,7 @@ def test_json_is_one_object_with_these_keys(objects, expected, model):
     (found,) = objects("Hello", "-n", 100, "--json")
     assert list(found) == KEYS
     assert found["model"] == model
-    assert found["drafter"] == "ngram"
+    assert found["drafter"] == "suffix"
     assert found["text"] == expected.text
     assert found["token_ids"] == list(expected.token_ids)
     assert (found["finish_reason"], found["completion_tokens"]) == ("length", 100)

@@ -17,6 +17,8 @@ def params(name, value):
 SHARED = {
     "--model": (["Hello"], lambda llm, request: llm.name.endswith("tiny.gguf")),
     "--speculation": (["off"], lambda llm, request: llm.speculation == "off" and not request.drafters),
+    "--draft": (["MODEL"], lambda llm, request: llm.draft == llm.name),
+    "--learn-from-outputs": ([], lambda llm, request: llm.learn_from_outputs),
     "--context-length": (["99"], lambda llm, request: llm.context_length == 99),
     "--threads": (["3"], lambda llm, request: llm.model.threads == 3),
     "--system": (["Be brief."], lambda llm, request: "system\nBe brief." in llm.tokenizer.decode(request.prompt)),
@@ -52,12 +54,12 @@ def flags(command):
     return {name for param in group.commands[command].params for name in param.opts if name.startswith("--")}
 
 
-def in_force(outrider, seen, command, flag, tmp_path):
+def in_force(outrider, model, seen, command, flag, tmp_path):
     """Whether the flag was seen by the library; also checks that without it the library sees something else."""
     args, check = (GENERATE if command == "generate" else SHARED)[flag]
     file = tmp_path / "expected.txt"
     file.write_text("expected")
-    values = [str(file) if value == "FILE" else value for value in args]
+    values = [{"FILE": str(file), "MODEL": model}.get(value, value) for value in args]
     start, stdin = (["Hello", "-n", "3"], None) if command == "generate" else (["-n", "3"], "Hello\n")
     if flag != "--model":
         assert outrider(command, *start, stdin=stdin).exit_code == 0
@@ -71,13 +73,13 @@ def in_force(outrider, seen, command, flag, tmp_path):
 
 
 @pytest.mark.parametrize("flag", GENERATE)
-def test_each_flag_of_generate_is_in_force(outrider, seen, flag, tmp_path):
-    assert in_force(outrider, seen, "generate", flag, tmp_path)
+def test_each_flag_of_generate_is_in_force(outrider, model, seen, flag, tmp_path):
+    assert in_force(outrider, model, seen, "generate", flag, tmp_path)
 
 
 @pytest.mark.parametrize("flag", SHARED)
-def test_each_flag_of_chat_is_in_force(outrider, seen, flag, tmp_path):
-    assert in_force(outrider, seen, "chat", flag, tmp_path)
+def test_each_flag_of_chat_is_in_force(outrider, model, seen, flag, tmp_path):
+    assert in_force(outrider, model, seen, "chat", flag, tmp_path)
 
 
 def test_no_flag_is_untested():
@@ -91,10 +93,10 @@ def test_every_sampling_parameter_is_a_flag():
 
 
 @pytest.mark.parametrize("flag", SAMPLING)
-def test_a_flag_that_is_dropped_would_show(outrider, seen, flag, tmp_path, monkeypatch):
+def test_a_flag_that_is_dropped_would_show(outrider, model, seen, flag, tmp_path, monkeypatch):
     """Negative control of `in_force`."""
     monkeypatch.setattr(options.SamplingOptions, "params", lambda self, logprobs=None: SamplingParams(max_tokens=3))
-    assert not in_force(outrider, seen, "generate", flag, tmp_path)
+    assert not in_force(outrider, model, seen, "generate", flag, tmp_path)
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)

@@ -49,6 +49,9 @@ class ModelOptions:
         str | None,
         flag("A smaller model with the same vocabulary, to draft as well.", panel=MODEL, metavar="NAME|FILE"),
     ] = None
+    learn_from_outputs: Annotated[
+        bool, flag("Draft from earlier answers too, whoever asked for them.", "--learn-from-outputs", panel=MODEL)
+    ] = False
     context_length: Annotated[
         int | None, flag("Most tokens of prompt and answer together. Default: the model's own.", panel=MODEL)
     ] = None
@@ -63,6 +66,7 @@ class ModelOptions:
                 self.model,
                 speculation=self.speculation,
                 draft=self.draft,
+                learn_from_outputs=self.learn_from_outputs,
                 context_length=self.context_length,
                 threads=self.threads,
                 progress=progress,

@@ -47,7 +47,7 @@ def record(model: str, completion: Completion, extra: Mapping[str, object] | Non
 
 
 def drafter(completion: Completion) -> str | None:
-    """Whose drafts the target checked, such as "prediction+ngram"; None if there were none."""
+    """Whose drafts the target checked, such as "prediction+suffix"; None if there were none."""
     return "+".join(completion.drafters) or None
 
 

@@ -1,6 +1,6 @@
 """Which drafter proposes, and how much, or none at all: the policy that makes speculation never slower.
 
-Controller([drafters.create("prediction"), drafters.create("ngram")], costs) is itself a drafter. docs/policy.md
+Controller([drafters.create("prediction"), drafters.create("suffix")], costs) is itself a drafter. docs/policy.md
 explains the arithmetic.
 """
 
