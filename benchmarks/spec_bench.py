@@ -1,0 +1,313 @@
+"""Speed-up by drafter and task on Spec-Bench's questions (Xia et al. 2024, arXiv 2401.07851), and what theory promises.
+
+    python benchmarks/spec_bench.py PROMPTS --drafters ngram,suffix         # about ten minutes for 240 questions
+    python benchmarks/spec_bench.py PROMPTS --draft draft.gguf --limit 5    # five questions of each task
+    python benchmarks/spec_bench.py PROMPTS --drafters suffix --count       # tokens per step only, in batches
+
+PROMPTS is in Spec-Bench's own format (question_id, category, turns), of which the first turns are answered. Plain
+decoding and every drafter answer each question in turn, alone, and the texts are compared. Speed is that of decoding:
+tokens per second after the first step; the prompt's own pass is the same for all. A drafter's is charged to it.
+
+The prediction is S = tokens / sum over steps of (k c + v(k + 1)) for the k that each step drafted (Leviathan et al.
+2023, theorem 3.8, with a pass's real cost): c is timed around the drafter, v by passes at the task's own context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import common
+
+from outrider import LLM, SamplingParams, drafters
+from outrider.cache import KVCache
+from outrider.cli.prompts import read_prompts
+from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.engine import Engine
+from outrider.policy.ladder import Ladder
+from outrider.request import Request
+from outrider.scheduler import Work
+from outrider.tokenizer import Detokeniser
+from outrider.types import EMPTY, Proposal
+from outrider.weights import hub
+
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+CONTEXT, BATCH, PASSES = 4096, 8, 5
+
+
+def task_of(category: str) -> str:
+    """The six task groups; MT-Bench's eight categories are one of them."""
+    return category if category in TASKS else TASKS[0]
+
+
+@dataclass
+class Timed(Drafter):
+    """Another drafter, its time and the lengths of what it proposed."""
+
+    inner: Drafter
+    seconds: float = 0.0
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Drafted tokens per step."""
+
+    def __post_init__(self) -> None:
+        self.name = self.inner.name
+
+    def begin(self, request: RequestView) -> None:
+        self.inner.begin(request)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        start = time.perf_counter()
+        proposals = self.inner.propose(requests)
+        self.seconds += time.perf_counter() - start
+        return proposals
+
+    def observe(self, observation: Observation) -> None:
+        start = time.perf_counter()
+        self.inner.observe(observation)
+        self.seconds += time.perf_counter() - start
+        self.lengths[len(observation.proposal)] += 1
+
+    def end(self, request_id: int) -> None:
+        self.inner.end(request_id)
+
+
+@dataclass
+class Subject:
+    """One way of decoding, and what came of it by task."""
+
+    engine: Engine
+    drafter: Timed
+    runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Answers to one or more questions: the counts, and seconds per token after the first step."""
+
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    texts: tuple[tuple[int, ...], ...]
+    pace: float
+    drafting: float
+    lengths: Counter[int]
+
+
+def answer(subject: Subject, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
+    """Answer the questions, in one batch."""
+    drafter = subject.drafter
+    drafter.seconds, drafter.lengths = 0.0, Counter()
+    requests = [Request(prompt, params) for prompt in prompts]
+    for request in requests:
+        subject.engine.submit(request)
+    while not subject.engine.idle:
+        subject.engine.step()
+    for request in requests:
+        if request.error:
+            raise request.error
+    timings = requests[0].timings
+    seconds = (timings.finished or 0.0) - (timings.first_token or 0.0)
+    stats = [request.stats for request in requests]
+    return Run(
+        tokens=sum(request.completion_tokens for request in requests),
+        steps=sum(s.steps for s in stats),
+        drafted=sum(s.drafted for s in stats),
+        accepted=sum(s.accepted for s in stats),
+        texts=tuple(tuple(request.output) for request in requests),
+        pace=seconds / max(requests[0].completion_tokens - 1, 1),
+        drafting=drafter.seconds,
+        lengths=drafter.lengths,
+    )
+
+
+class Passes:
+    """Passes of the target that check chains of k tokens, timed in turn."""
+
+    def __init__(self, llm: LLM, k: int) -> None:
+        self._llm = llm
+        self._cache = KVCache(llm.model.kv_shape, KVCache.blocks_for(CONTEXT))
+        self._k = k
+
+    def seconds(self, context: int) -> list[list[float]]:
+        """Of passes of 1 to k + 1 rows after so many tokens, PASSES times each."""
+        tokens = [10 + i % 1000 for i in range(context)]
+        times: list[list[float]] = [[] for _ in range(self._k + 1)]
+        request = Request(tokens)
+        try:
+            prefix = self._cache.reserve([Work(request, 0, context, 0, wanted=False)], [EMPTY])
+            self._llm.model.forward(prefix, self._cache)
+            self._cache.commit(request.kv, context - 1, ())
+            for _ in range(PASSES):
+                for drafted, samples in enumerate(times):
+                    work = Work(request, context - 1, context, drafted, wanted=True)
+                    rows = self._cache.reserve([work], [Proposal.chain(tokens[:drafted], "timing")])
+                    start = time.perf_counter()
+                    self._llm.model.forward(rows, self._cache)
+                    samples.append(time.perf_counter() - start)
+                    self._cache.trim(request.kv)
+        finally:
+            self._cache.release(request.kv)
+        return times
+
+
+def compare(
+    subjects: Mapping[str, Subject], questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int
+) -> None:
+    """Every subject answers every question, in turn; exits if their texts differ."""
+    done, total = 0, sum(map(len, questions.values()))
+    for task, prompts in questions.items():
+        for start in range(0, len(prompts), batch):
+            group = prompts[start : start + batch]
+            for name, subject in subjects.items():
+                run = answer(subject, group, params)
+                subject.runs[task].append(run)
+                if params.rule in ("greedy", "coupled") and run.texts != subjects["plain"].runs[task][-1].texts:
+                    raise SystemExit(
+                        f"{name}, {task}, question {start + 1}: the text differs from that of plain decoding"
+                    )
+            done += len(group)
+            if common.console.is_terminal:
+                common.console.print(f"{done} of {total}", end="\r")
+
+
+def counts(runs: Sequence[Run]) -> tuple[float, float]:
+    """Tokens per step, and accepted over drafted tokens."""
+    drafted = sum(run.drafted for run in runs)
+    tokens_per_step = sum(run.tokens for run in runs) / sum(run.steps for run in runs)
+    return tokens_per_step, sum(run.accepted for run in runs) / drafted if drafted else 0.0
+
+
+def report_counts(subjects: Mapping[str, Subject]) -> None:
+    rows = []
+    for name, subject in subjects.items():
+        figures = [counts(runs)[0] for runs in subject.runs.values()]
+        rows.append([name, *(f"{figure:.2f}" for figure in (*figures, statistics.fmean(figures)))])
+    tasks = next(iter(subjects.values())).runs
+    common.table("Tokens per step", ["drafter", *tasks, "mean"], rows)
+
+
+def report_speed(name: str, subject: Subject, plain: Subject, passes: Mapping[str, list[list[float]]]) -> None:
+    """Counts, measured and predicted speed-up of one drafter, by task and on average."""
+    rows, figures = [], []
+    for task, runs in subject.runs.items():
+        tokens_per_step, acceptance = counts(runs)
+        paces = [run.pace for run in plain.runs[task]], [run.pace for run in runs]
+        lengths = sum((run.lengths for run in runs), Counter())
+        one_row = statistics.median(passes[task][0])
+        v = [common.median_ratio(samples, passes[task][0]) for samples in passes[task]]
+        drafted = sum(k * steps for k, steps in lengths.items())
+        c = sum(run.drafting for run in runs) / max(drafted, 1) / one_row
+        cost = sum(steps * (k * c + v[k]) for k, steps in lengths.items()) / lengths.total()
+        measured, predicted = common.median_ratio(*paces), tokens_per_step / cost
+        mean_k = drafted / lengths.total()
+        figures.append((tokens_per_step, acceptance, mean_k, c, v[-1], measured, predicted, measured / predicted))
+        rows.append([task, len(runs), *cells(figures[-1])])
+    rows.append(["mean", "", *cells([statistics.fmean(column) for column in zip(*figures, strict=True)])])
+    columns = [
+        "task",
+        "texts",
+        "tokens per step",
+        "accepted",
+        "k",
+        "c",
+        f"v({len(v)})",
+        "speed-up",
+        "predicted",
+        "of it",
+    ]
+    common.table(f"{name}, against plain decoding", columns, rows)
+
+
+def cells(figures: Sequence[float]) -> list[str]:
+    tokens_per_step, acceptance, k, c, v, measured, predicted, ratio = figures
+    return [
+        f"{tokens_per_step:.2f}", f"{acceptance:.0%}", f"{k:.1f}", f"{c:.3f}", f"{v:.2f}",
+        f"{measured:.2f}", f"{predicted:.2f}", f"{ratio:.2f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--drafters", default="", help="names, separated by commas; auto is what the library uses")
+    parser.add_argument("--draft", type=Path, help="weights of a drafter; it is compared alone, and is part of auto")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--acceptance", choices=("coupled", "rejection", "block"), help="when sampling (coupled)")
+    parser.add_argument("--limit", type=int, help="questions of each task; default: all")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--k", type=int, default=5, help="most drafted tokens in a step")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--count", action="store_true", help=f"no times: {BATCH} questions at once, tokens per step only"
+    )
+    arguments = parser.parse_args()
+    batch = BATCH if arguments.count else 1
+    params = SamplingParams(
+        max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1, acceptance=arguments.acceptance
+    )
+    llm = LLM(arguments.model, speculation="off", context_length=CONTEXT, threads=arguments.threads)
+
+    def open_draft() -> Drafter:
+        path = hub.resolve(arguments.draft)
+        return drafters.open_draft(path, llm.model, llm.tokenizer, positions=batch * CONTEXT)
+
+    def make(name: str) -> Drafter:
+        if name != "auto":
+            return drafters.create(name)
+        return Ladder([drafters.create("suffix"), *([open_draft()] if arguments.draft else [])])
+
+    def subject(drafter: Drafter, max_draft: int) -> Subject:
+        timed = Timed(drafter)
+        engine = Engine(
+            llm.model,
+            KVCache(llm.model.kv_shape, batch * KVCache.blocks_for(CONTEXT)),
+            timed,
+            eos_ids=llm.tokenizer.eos_ids,
+            make_detokeniser=lambda: Detokeniser(llm.tokenizer),
+            max_batch=batch,
+            max_draft=max_draft,
+        )
+        return Subject(engine, timed)
+
+    subjects = {"plain": subject(drafters.create("ngram"), 0)}
+    if arguments.draft:
+        draft = open_draft()
+        subjects[draft.name] = subject(draft, arguments.k)
+    for name in filter(None, arguments.drafters.split(",")):
+        subjects[name] = subject(make(name), arguments.k)
+
+    questions: dict[str, list[list[int]]] = {task: [] for task in TASKS}
+    for entry in read_prompts(arguments.prompts, raw=False, system=None):
+        prompts = questions[task_of(str(entry.fields.get("category", "")))]
+        if arguments.limit is None or len(prompts) < arguments.limit:
+            prompts.append(llm.encode(entry.prompt))
+    questions = {task: prompts for task, prompts in questions.items() if prompts}
+
+    common.console.print(common.describe_machine("outrider", "numpy"))
+    common.console.print(f"model {llm.path.name}, {llm.model.threads} threads, at most {arguments.k} drafted tokens, "
+                         f"{arguments.tokens} tokens, temperature {params.temperature:g}, {params.rule}\n")  # fmt: skip
+    compare(subjects, questions, params, batch)
+    if arguments.count:
+        report_counts(subjects)
+        return
+    passes = Passes(llm, arguments.k)
+    times = {
+        task: passes.seconds(arguments.tokens // 2 + int(statistics.fmean(map(len, prompts))))
+        for task, prompts in questions.items()
+    }
+    for name, other in subjects.items():
+        if name != "plain":
+            report_speed(name, other, subjects["plain"], times)
+    if params.rule in ("greedy", "coupled"):
+        common.console.print("All texts are those of plain decoding.")
+
+
+if __name__ == "__main__":
+    main()
