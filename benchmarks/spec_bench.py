@@ -29,7 +29,7 @@ from outrider.cache import KVCache
 from outrider.cli.prompts import read_prompts
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.request import Request
 from outrider.scheduler import Work
 from outrider.tokenizer import Detokeniser
@@ -261,7 +261,7 @@ def main() -> None:
     def make(name: str) -> Drafter:
         if name != "auto":
             return drafters.create(name)
-        return Ladder([drafters.create("suffix"), *([open_draft()] if arguments.draft else [])])
+        return Controller([drafters.create("suffix"), *([open_draft()] if arguments.draft else [])], llm.costs)
 
     def subject(drafter: Drafter, max_draft: int) -> Subject:
         timed = Timed(drafter)

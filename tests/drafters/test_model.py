@@ -17,6 +17,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
 from outrider.errors import RequestError, UnsupportedModelError
 from outrider.models.base import CausalLM
+from outrider.policy.costs import FREE
 from outrider.randomness import Noise, Purpose
 from outrider.request import Request
 from outrider.sampling import Distribution
@@ -321,16 +322,16 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_drafts_and_changes_nothing(target: Path) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     prompts = ["Hello", "The thin line", "A"]
-    plain = LLM(target, threads=1, speculation="off").generate(prompts, params)
+    plain = LLM(target, threads=1, costs=FREE, speculation="off").generate(prompts, params)
     other = tiny_llama(target.with_name("other.gguf"), seed=1, layers=1, context=32)
-    texts = LLM(target, threads=1, draft=other).generate(prompts, params)
+    texts = LLM(target, threads=1, costs=FREE, draft=other, speculation="model").generate(prompts, params)
     assert [text.token_ids for text in texts] == [text.token_ids for text in plain]
     assert all("model" in text.drafters for text in texts)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_on_the_native_kernels_too_the_target_accepts_all_of_its_own_drafts(target: Path, rule: str) -> None:
-    llm = LLM(target, threads=1, speculation="off")
+    llm = LLM(target, threads=1, costs=FREE, speculation="off")
     draft = drafters.open_draft(target, llm.model, llm.tokenizer, positions=512)
     engine = Engine(
         llm.model,
@@ -356,10 +357,10 @@ def test_a_foreign_vocabulary_is_refused_with_its_first_difference(target: Path,
     monkeypatch.setattr(tiny, "BYTE_TOKENS", tuple(names))
     foreign = tiny_llama(target.with_name("foreign.gguf"), seed=1)
     with pytest.raises(UnsupportedModelError, match=r"token 258 is .* in .*target.gguf and .* in .*foreign.gguf"):
-        LLM(target, threads=1, draft=foreign)
+        LLM(target, threads=1, costs=FREE, draft=foreign)
 
 
 def test_unused_ids_are_no_difference(target: Path) -> None:
     padded = tiny_llama(target.with_name("padded.gguf"), vocab_size=300)
-    llm = LLM(target, threads=1, draft=padded)
+    llm = LLM(target, threads=1, costs=FREE, draft=padded, speculation="model")
     assert llm.generate("Hello", SamplingParams(max_tokens=8))[0].drafted > 0

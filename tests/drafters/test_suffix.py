@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider import LLM, SamplingParams
 from outrider.drafters.base import DraftRequest, RequestView
 from outrider.drafters.suffix import LONGEST, OCCURRENCES, PastOutputs, SuffixDrafter, SuffixIndex, votes
-from outrider.errors import RequestError
+from outrider.policy.costs import FREE
 from outrider.types import EMPTY, Proposal
 from tests.tiny import tiny_llama
 
@@ -68,7 +68,7 @@ def test_without_a_match_nothing_is_proposed(tokens: list[int]) -> None:  # B97:
 
 
 def test_where_the_occurrences_agree_the_proposal_is_a_chain() -> None:
-    proposal = propose([5, 6, 7, 8, 9, 10, 11, 7, 8])
+    proposal = propose([5, 6, 7, 8, 9, 10, 11, 7, 8], 5)
     assert proposal.tokens == (9, 10, 11, 7, 8)
     assert proposal.parents == (-1, 0, 1, 2, 3)
     assert (proposal.drafter, proposal.q) == ("suffix", (None,) * 5)
@@ -86,12 +86,12 @@ def test_where_they_do_not_it_is_a_tree_most_probable_nodes_first() -> None:
 
 def test_a_loop_is_continued_round_and_round() -> None:
     assert propose([9, 1, 2, 3, 1, 2, 3], 5, SuffixDrafter()).tokens == (1, 2, 3, 1, 2)
-    assert propose([4] * 20).tokens == (4,) * 5
+    assert propose([4] * 20).tokens == (4,) * 8
 
 
 def test_at_most_k_and_at_most_what_is_wanted() -> None:
-    assert [len(propose([4] * 9, most)) for most in (0, 1, 3, 100)] == [0, 1, 3, 5]
-    assert len(propose([4] * 9, 100, SuffixDrafter(k=8))) == 8
+    assert [len(propose([4] * 9, most)) for most in (0, 1, 3, 100)] == [0, 1, 3, 8]
+    assert len(propose([4] * 9, 100, SuffixDrafter(k=5))) == 5
     assert propose([4] * 9, 5, SuffixDrafter(k=0)) is EMPTY
 
 
@@ -181,12 +181,10 @@ def test_memory_stays_below_half_a_kilobyte_per_token() -> None:
 def test_learning_is_off_by_default_and_changes_no_text(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    plain = LLM(path, threads=1)
+    plain = LLM(path, threads=1, costs=FREE)
     first, again = (plain.generate("Hello", params)[0] for _ in range(2))
     assert again.steps == first.steps
-    learning = LLM(path, threads=1, learn_from_outputs=True)
+    learning = LLM(path, threads=1, costs=FREE, learn_from_outputs=True)
     before, after = (learning.generate("Hello", params)[0] for _ in range(2))
     assert before.token_ids == after.token_ids == first.token_ids
     assert after.steps < before.steps
-    with pytest.raises(RequestError, match="learn_from_outputs=True needs"):
-        LLM(path, threads=1, learn_from_outputs=True, speculation="ngram")
