@@ -324,7 +324,7 @@ def test_a_file_drafts_and_changes_nothing(target: Path) -> None:
     prompts = ["Hello", "The thin line", "A"]
     plain = LLM(target, threads=1, costs=FREE, speculation="off").generate(prompts, params)
     other = tiny_llama(target.with_name("other.gguf"), seed=1, layers=1, context=32)
-    texts = LLM(target, threads=1, costs=FREE, draft=other, speculation="model").generate(prompts, params)
+    texts = LLM(target, threads=1, costs=FREE, draft=other, speculation="model:4").generate(prompts, params)
     assert [text.token_ids for text in texts] == [text.token_ids for text in plain]
     assert all("model" in text.drafters for text in texts)
 
@@ -362,5 +362,5 @@ def test_a_foreign_vocabulary_is_refused_with_its_first_difference(target: Path,
 
 def test_unused_ids_are_no_difference(target: Path) -> None:
     padded = tiny_llama(target.with_name("padded.gguf"), vocab_size=300)
-    llm = LLM(target, threads=1, costs=FREE, draft=padded, speculation="model")
+    llm = LLM(target, threads=1, costs=FREE, draft=padded, speculation="model:4")
     assert llm.generate("Hello", SamplingParams(max_tokens=8))[0].drafted > 0
