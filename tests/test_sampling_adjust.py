@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.errors import NumericError, RequestError
+from outrider.errors import ConstraintError, NumericError, RequestError
 from outrider.sampling import History, SamplingParams, adjusted, allowed_mask, check_possible, greedy_token
 from outrider.types import ROOT, FloatArray, Proposal
 from outrider.verify.base import rows
+from tests.constrained import Toy
 
 LOGITS = np.array([2.0, -1.0, 0.5, 0.0, -3.0], np.float32)
 
@@ -81,11 +82,20 @@ def test_equal_masks_are_one_and_nobody_can_change_it() -> None:
         assert not np.array_equal(allowed_mask(SamplingParams(**other), vocabulary), mask)  # type: ignore[arg-type]
 
 
-def test_a_mask_may_differ_from_row_to_row() -> None:
-    masks = np.eye(3, 5, dtype=bool)
-    proposal = Proposal.chain([1, 2], "n")
-    row = rows(np.stack([LOGITS] * 3), proposal, SamplingParams(), History([0], 1, allowed=masks))
-    assert [greedy_token(row(node)) for node in (ROOT, 0, 1)] == [0, 1, 2]
+def test_a_constraint_is_asked_about_each_rows_own_path() -> None:
+    rising = Toy(lambda output: {(output[-1] if output else 0) + 1}, vocabulary=5)
+    proposal = Proposal((1, 1, 2), (ROOT, ROOT, 1), "n", (1.0,) * 3, (None,) * 3)
+    row = rows(np.stack([LOGITS] * 4), proposal, SamplingParams(), History([0], 1, constraint=rising))
+    assert [greedy_token(row(node)) for node in (ROOT, 0, 1, 2)] == [1, 2, 2, 3]
+
+
+def test_constraint_and_allowed_tokens_hold_together_and_may_leave_nothing() -> None:
+    one_or_two = Toy(lambda output: {1, 2}, vocabulary=5)
+    history = History([0], 1, allowed=np.arange(5) >= 2, constraint=one_or_two)
+    assert np.flatnonzero(np.isfinite(adjusted(LOGITS, SamplingParams(), history))).tolist() == [2]
+    history = History([0], 1, allowed=np.arange(5) >= 3, constraint=one_or_two)
+    with pytest.raises(ConstraintError, match="output token 0: the constraint leaves no token"):
+        adjusted(LOGITS, SamplingParams(), history)
 
 
 def test_bias_comes_before_the_penalties() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from outrider.errors import (
+    ConstraintError,
     FetchError,
     ModelError,
     ModelFileError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "Completion",
+    "ConstraintError",
     "Emitted",
     "FetchError",
     "Message",

@@ -7,6 +7,7 @@
     |   +-- FetchError             the file could not be obtained
     +-- RequestError               a request asks for something impossible (also a ValueError)
     +-- NumericError               the model computed something that is not a number for a request
+    +-- ConstraintError            a request's constraint, such as a grammar, cannot go on
 
 Each message names the culprit, its value, and what would be accepted.
 """
@@ -40,3 +41,7 @@ class RequestError(OutriderError, ValueError):
 
 class NumericError(OutriderError):
     """The model computed NaN or infinite logits for a request; that request alone fails."""
+
+
+class ConstraintError(OutriderError):
+    """A request's constraint leaves no token that could come, or cannot go on; that request alone fails."""

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from outrider.constraints import legal_part
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView, Taps
 from outrider.request import Request
 from outrider.scheduler import Commit, Work
@@ -45,7 +46,9 @@ class DrafterGuard:
                     raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
                 for place, answer in zip(places, answers, strict=True):
                     with self._distrust():
-                        proposals[place], fault = sanitise(answer, batch[place].most, self._vocabulary)
+                        proposal, fault = sanitise(answer, batch[place].most, self._vocabulary)
+                        constraint = batch[place].request.constraint
+                        proposals[place] = legal_part(proposal, constraint) if constraint else proposal
                         if fault:
                             raise ValueError(fault)
         return proposals
@@ -159,6 +162,7 @@ def _draft_request(work: Work, rows: int) -> DraftRequest:
         speculation=request.speculation,
         most=work.most,
         rows=rows,
+        forced=tuple(request.constraint.forced()) if request.constraint else (),
         params=request.params,
         noise=request.noise,
     )

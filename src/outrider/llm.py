@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as as_integer
 from pathlib import Path
+from typing import Any
 
 from outrider import drafters
 from outrider.cache import BLOCK, KVCache
+from outrider.constraints.grammar import Grammars
+from outrider.drafters.grammar import GrammarDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import PastOutputs, SuffixDrafter
 from outrider.engine import Engine
@@ -150,13 +153,14 @@ class LLM:
         self.draft = None if draft is None else str(draft)
         self.learn_from_outputs = learn_from_outputs
         past = PastOutputs() if learn_from_outputs else None
-        mine: list[drafters.Drafter] = [PredictionDrafter(), SuffixDrafter(past=past)]
+        mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), SuffixDrafter(past=past)]
         if draft is not None:
             path = hub.resolve(draft, progress=progress)
             mine.append(drafters.open_draft(path, self.model, self.tokenizer, positions=cache.positions))
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
+        self._grammars = Grammars(self.tokenizer, self.model.vocabulary_size)
         self.engine = Engine(
             self.model,
             cache,
@@ -214,15 +218,19 @@ class LLM:
         *,
         prediction: str = "",
         speculation: str | None = None,
+        json_schema: Mapping[str, Any] | None = None,
         reuse: bool = True,
     ) -> Request:
         """A request for `run`.
 
         speculation  who drafts for it, see `LLM`; None: as for the others.
+        json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it; {"type": "object"}:
+                     any object. It needs the extra "grammar".
         reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
                      later ones. It changes nothing but the time until the first token.
 
-        Raises RequestError if the prompt is neither text, token ids, nor messages, or if it could never run.
+        Raises RequestError if the prompt is neither text, token ids, nor messages, if the schema cannot be used, or if
+        it could never run.
         """
         expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
         request = Request(
@@ -230,6 +238,7 @@ class LLM:
             params,
             prediction=tuple(expected),
             speculation=self.speculation if speculation is None else self._speculation(speculation),
+            constraint=None if json_schema is None else self._grammars.json_schema(json_schema),
             reuse=reuse,
         )
         self.engine.scheduler.check(request)

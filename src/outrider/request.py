@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.cache import KVSequence
+from outrider.constraints import Constraint
 from outrider.randomness import Noise
 from outrider.sampling import History, Logprobs, SamplingParams
 from outrider.speculation import AUTO, Speculation
@@ -69,6 +70,7 @@ class Request:
     choice       index of the text among those that were asked for together; each draws other random numbers.
     prediction   tokens that the caller expects as output: a hint to drafters.
     speculation  who drafts, and how much, within the engine's own limit; of length 0: no drafter hears of it.
+    constraint   what the text may be; its own, as it follows the text.
     reuse        whether it may use KV that was computed for others, and they its own; the text is the same.
 
     seed           params.seed, or fresh entropy.
@@ -88,6 +90,7 @@ class Request:
     choice: int = 0
     prediction: tuple[int, ...] = ()
     speculation: Speculation = AUTO
+    constraint: Constraint | None = None
     reuse: bool = True
 
     id: int = field(init=False, default_factory=_ids.__next__)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.cache import BLOCK, KVCache, KVSequence
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import RequestError
 from outrider.request import Detokeniser, Emitted, Piece, Request
 from outrider.sampling import History, Logprobs, SamplingParams, allowed_mask, check_ids, check_possible
 from outrider.types import FinishReason, Proposal, Source
@@ -131,6 +131,8 @@ class Scheduler:
                 f"positions; the KV cache has {self._cache.positions}: lower max_tokens, or make the cache larger"
             )
 
+        if request.constraint and request.params.min_tokens:
+            raise RequestError("min_tokens is not possible with a constraint, which says itself where the text may end")
         check_possible(request.params, self._vocabulary_size, self._stop_ids(request.params), limit - len(prompt))
 
     def submit(self, request: Request, detokeniser: Detokeniser) -> None:
@@ -141,7 +143,7 @@ class Scheduler:
         request.stop_ids = self._stop_ids(params)
         request.verify = rule(params.rule)
         allowed = allowed_mask(params, self._vocabulary_size)
-        request.history = History(request.tokens, len(request.prompt), request.stop_ids, allowed)
+        request.history = History(request.tokens, len(request.prompt), request.stop_ids, allowed, request.constraint)
         request.detokeniser = detokeniser
         request.timings.submitted = time.perf_counter()
         self.waiting.append(request)
@@ -230,15 +232,19 @@ class Scheduler:
         return self._context_length if most is None else min(self._context_length, len(request.prompt) + most)
 
     def _walk(self, request: Request, proposal: Proposal, run: Run) -> Emitted:
-        """Commit a run, token by token, up to the first stop id, stop string or limit."""
+        """Commit a run, token by token, up to the first stop id, stop string, end of the grammar, or limit."""
         reason: FinishReason | None = None
         pieces = []
         begin = len(request.tokens)
         for place, (token, source) in enumerate(zip(run.tokens, run.sources, strict=True)):
             stop = token in request.stop_ids  # such a token counts, but adds no text
+            complete = False
             try:
+                if request.constraint:
+                    request.constraint.accept(token)
+                    complete = request.constraint.finished
                 text = "" if stop else request.matcher.push(request.detokeniser.push(token))
-            except OutriderError as error:  # the model has more ids than the tokenizer, and chose one of them
+            except Exception as error:  # say, the model has more ids than the tokenizer, and chose one of them
                 request.error, reason = error, "error"
                 break
             request.tokens.append(token)
@@ -246,7 +252,7 @@ class Scheduler:
                 request.logprobs.append(run.logprobs[place])
             if text:
                 pieces.append(Piece(text, source))
-            if stop or request.matcher.stopped:
+            if stop or complete or request.matcher.stopped:
                 reason = "stop"
                 break
             if request.left == 0:

@@ -15,6 +15,7 @@ from outrider.randomness import Noise
 from outrider.sampling import History, SamplingParams
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 from outrider.verify import available, greedy, rule
+from tests.constrained import Toy
 from tests.verify.laws import NEW, cases
 
 
@@ -84,7 +85,7 @@ def test_no_rule_emits_what_is_not_allowed(
     logits = np.where(np.isinf(case[0]), np.float32(-9), case[0])
     mask = np.array(allowed[: logits.shape[1]])
     mask[0] |= not mask.any()
-    history = History((0,), 1, allowed=np.stack([mask] * len(logits)))
+    history = History((0,), 1, constraint=Toy(lambda output: np.flatnonzero(mask).tolist(), vocabulary=len(mask)))
     outcome = rule(name)(logits, case[1], params(name), Noise(seed), history)
     assert all(mask[token] for token in (*(case[1].tokens[node] for node in outcome.path), outcome.token))
 

@@ -206,7 +206,7 @@ def _redrawn(rule: Verify, left: Callable[[Distribution, int, DoubleArray | None
         if not rejected:
             return outcome
         drafted = [proposal.tokens[each] for each in outcome.path]
-        p = distribution(adjusted(logits[1 + node], params, history, drafted, 1 + node), params)
+        p = distribution(adjusted(logits[1 + node], params, history, drafted), params)
         law = left(p, proposal.tokens[rejected[0]], proposal.q[rejected[0]])
         return Outcome(outcome.path, law.draw(noise.ahead(len(outcome.path)).uniform(Purpose.RESIDUAL)))
 

@@ -37,6 +37,7 @@ class RequestView:
 class DraftRequest(RequestView):
     """A request that wants a proposal of at most `most` nodes (0 or more).
 
+    forced  tokens that its grammar leaves no choice about; mostly ().
     params  what it asks of sampling: a drafter that draws does so under the same rules, if it can.
     noise   the random numbers of the next output token; `noise.ahead(i)` are those of the i-th after it. A drafter that
             draws uses no others, so that the same request gives the same text again: under coupled acceptance
@@ -47,6 +48,7 @@ class DraftRequest(RequestView):
 
     most: int
     rows: int = 1
+    forced: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     noise: Noise = field(default_factory=lambda: Noise(0))
 

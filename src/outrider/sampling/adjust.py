@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from outrider.errors import RequestError
+from outrider.constraints.base import Constraint
+from outrider.errors import ConstraintError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.types import FloatArray
 
@@ -27,14 +28,15 @@ class History:
     tokens         prompt and committed output; they may grow, nothing else may change.
     prompt_length  how many of them are the prompt.
     stop_ids       tokens that end the text, which min_tokens keeps away.
-    allowed        which tokens can come at all: bool, [vocabulary], or [rows, vocabulary] where it differs from row to
-                   row, as under a grammar; None: all.
+    allowed        which tokens can come at all: bool, [vocabulary]; None: all.
+    constraint     which of them can come at each place, such as a grammar; None: all.
     """
 
     tokens: Sequence[int] = ()
     prompt_length: int = 0
     stop_ids: Collection[int] = ()
     allowed: BoolArray | None = None
+    constraint: Constraint | None = None
 
     _counted: int = field(init=False, default=0)
     _prompt: frozenset[int] = field(init=False, default=frozenset())
@@ -45,9 +47,23 @@ class History:
         """How many output tokens are committed."""
         return len(self.tokens) - self.prompt_length
 
-    def allowed_at(self, row: int) -> BoolArray | None:
-        """Which tokens can come after row `row`; None: all."""
-        return self.allowed if self.allowed is None or self.allowed.ndim == 1 else self.allowed[row]
+    def allowed_after(self, drafted: Sequence[int]) -> BoolArray | None:
+        """Which tokens can come after the committed ones and these; None: all.
+
+        Raises ConstraintError if none can come after the committed ones. Where none can come after drafted ones, the
+        drafts are right all the same, and may end the text; so what comes after them is left to the commit point, which
+        ends the text before it, or refuses it.
+        """
+        if self.constraint is None:
+            return self.allowed
+        mask = self.constraint.allowed(drafted)
+        if self.allowed is not None:
+            mask = mask & self.allowed
+        if mask.any():
+            return mask
+        if not drafted:
+            raise ConstraintError(f"output token {self.output_length}: the constraint leaves no token that could come")
+        return self.allowed
 
     def counts(self) -> tuple[frozenset[int], Counter[int]]:
         """The tokens of the prompt, and how often each is in the committed output. Not to be modified.
@@ -61,17 +77,14 @@ class History:
         return self._prompt, self._output
 
 
-def adjusted(
-    logits: FloatArray, params: SamplingParams, history: History, drafted: Sequence[int] = (), row: int = 0
-) -> FloatArray:
+def adjusted(logits: FloatArray, params: SamplingParams, history: History, drafted: Sequence[int] = ()) -> FloatArray:
     """A row after all rules before temperature; the row itself, where there are none. logits: float32, [vocabulary].
 
     drafted  the tokens between the committed ones and the row's successor: the path that ends with the row's token.
-    row      its number among the rows of the step: 0 after the last committed token, 1 + j after node j.
     """
     if params.logit_bias:
         logits = biased(logits, params.logit_bias)
-    if (allowed := history.allowed_at(row)) is not None:
+    if (allowed := history.allowed_after(drafted)) is not None:
         logits = masked(logits, allowed)
     if history.output_length + len(drafted) < params.min_tokens:
         logits = without(logits, history.stop_ids)

@@ -37,11 +37,11 @@ def rows(
 
     Each row sees the committed tokens and those of its own path; rows that nobody asks for cost nothing.
     """
-    if not params.adjusts and history.allowed is None:
+    if not params.adjusts and history.allowed is None and history.constraint is None:
         return lambda node: logits[node + 1]
 
     def row(node: int) -> FloatArray:
-        return adjusted(logits[node + 1], params, history, proposal.tokens_to(node), node + 1)
+        return adjusted(logits[node + 1], params, history, proposal.tokens_to(node))
 
     return row
 
