@@ -224,8 +224,8 @@ class LLM:
         """A request for `run`.
 
         speculation  who drafts for it, see `LLM`; None: as for the others.
-        json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it; {"type": "object"}:
-                     any object. It needs the extra "grammar".
+        json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it. For any object:
+                     {"type": "object"}. It needs the extra "grammar".
         reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
                      later ones. It changes nothing but the time until the first token.
 

@@ -60,8 +60,10 @@ class Taps:
     layers  layer -> [positions, hidden], the inputs of that layer; valid until the target's next pass: copy what is
             to be kept.
 
-    Together, the taps of a request reach from position 0 to its last committed token but one. After a preemption they
-    start from 0 again, with the same numbers.
+    They come in order, up to the last committed token but one. There are none for positions whose KV was in the prefix
+    cache: where `start` is past the positions that are known, those between were not computed. What a drafter keeps of
+    them it can keep for others as well: a `KVCache` of its own adopts and remembers by whatever its KV depends on, for
+    an EAGLE head pairs of a token and the next. After a preemption positions may come again, with the same numbers.
     """
 
     start: int
