@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.llm import LLM
+from outrider.policy.costs import FREE
 from tests.tiny import tiny_llama
 
 
@@ -20,6 +21,19 @@ from tests.tiny import tiny_llama
 def model(tmp_path_factory):
     """Path of a model whose context is so long that its texts take half a minute unless they are stopped."""
     return str(tiny_llama(tmp_path_factory.mktemp("cli") / "tiny.gguf", seed=1, context=100_000))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Where costs are stored: not where those of the user's own models are."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def free_rows(cache, monkeypatch):
+    """All rows of a pass cost what one does, so that what is drafted does not depend on the machine."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
+    monkeypatch.setattr("outrider.llm.measure", lambda model: FREE)
 
 
 @pytest.fixture(autouse=True)

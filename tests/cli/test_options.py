@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from outrider.cli import app, options
+from outrider.policy.costs import FREE
 from outrider.sampling import SamplingParams
 
 
@@ -45,6 +46,7 @@ GENERATE = SHARED | {
     "--prediction": (["FILE"], lambda llm, request: llm.tokenizer.decode(request.prediction) == "expected"),
 }
 OUTPUT = {"--prompts", "--output", "--json", "--show-drafts", "--compare"}  # tested by what they print
+COSTS = {"--recalibrate"}  # tested by what is measured
 SAMPLING = [flag for flag, (_, check) in SHARED.items() if check.__qualname__.startswith("params.")]
 
 
@@ -82,8 +84,8 @@ def test_each_flag_of_chat_is_in_force(outrider, model, seen, flag, tmp_path):
 
 
 def test_no_flag_is_untested():
-    assert flags("generate") == GENERATE.keys() | OUTPUT
-    assert flags("chat") == SHARED.keys() | {"--show-drafts"}
+    assert flags("generate") == GENERATE.keys() | OUTPUT | COSTS
+    assert flags("chat") == SHARED.keys() | {"--show-drafts"} | COSTS
 
 
 def test_every_sampling_parameter_is_a_flag():
@@ -96,6 +98,16 @@ def test_a_flag_that_is_dropped_would_show(outrider, model, seen, flag, tmp_path
     """Negative control of `in_force`."""
     monkeypatch.setattr(options.SamplingOptions, "params", lambda self, logprobs=None: SamplingParams(max_tokens=3))
     assert not in_force(outrider, model, seen, "generate", flag, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_costs_are_measured_once_and_again_on_request(outrider, command, monkeypatch, tmp_path):
+    measured = []
+    monkeypatch.setattr("outrider.llm.measure", lambda model: measured.append(model) or FREE)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    for expected, flags in ((1, []), (1, []), (2, ["--recalibrate"]), (2, [])):
+        assert outrider(command, "-n", "3", *flags, stdin="Hello\n").exit_code == 0
+        assert len(measured) == expected
 
 
 @pytest.mark.parametrize("speculation", ["auto", "off"])

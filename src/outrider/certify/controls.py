@@ -51,6 +51,8 @@ LAW: Sequence[tuple[Fault, LawSetting]] = (
     (faults.argmax_as_if_drawn, LawSetting("rejection", "drawn", "temperature 1")),
     (faults.peeking_cut, LawSetting("rejection", "drawn", "temperature 1")),
     (faults.peeking_cut, LawSetting("block", "drawn", "temperature 1")),
+    (faults.peeking_policy, LawSetting("rejection", "drawn", "temperature 1", "what pays")),
+    (faults.peeking_policy, LawSetting("block", "drawn", "temperature 1", "what pays")),
     (faults.shared_number, LawSetting("rejection", "drawn", "temperature 1")),
     (faults.reused_draws, LawSetting("block", "drawn", "temperature 1")),
     (faults.softmax_residual, LawSetting("rejection", "skewed", "temperature 1")),

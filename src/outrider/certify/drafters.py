@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from outrider import drafters
 from outrider.certify.rig import Altered, FunctionDrafter
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.policy.controller import Controller
+from outrider.policy.costs import Costs
 from outrider.types import ROOT, Proposal
 
 Tokens = tuple[int, ...]
@@ -71,21 +73,31 @@ def _existing(name: str) -> Callable[[Knowledge], Drafter]:
     return lambda knowledge: drafters.create(name)
 
 
-DRAFTERS: Mapping[str, Callable[[Knowledge], Drafter]] = {
-    **{name: _existing(name) for name in drafters.available()},
-    **{
-        name: _knowing(name, guess)
-        for name, guess in {
-            "perfect": _perfect,
-            "half right": _half_right,
-            "random": _random,
-            "one late": _shifted,
-            "end of text": _end_of_text,
-        }.items()
-    },
+def _policy(knowledge: Knowledge) -> Drafter:
+    """The package's drafters under the policy that users have, with rows that cost so much that it cuts and chooses."""
+    costs = Costs((1, 2, 5), (0,), ((1.0, 1.01, 1.5),))
+    return Controller([*(make(knowledge) for make in _EXISTING.values()), _KNOWING["half right"](knowledge)], costs)
+
+
+_EXISTING = {name: _existing(name) for name in drafters.available()}
+_KNOWING = {
+    name: _knowing(name, guess)
+    for name, guess in {
+        "perfect": _perfect,
+        "half right": _half_right,
+        "random": _random,
+        "one late": _shifted,
+        "end of text": _end_of_text,
+    }.items()
 }
-"""All drafters of the package, then: the plain text itself; with every third token wrong, and of random length; random
-tokens; the plain text one token too late; nothing but the token that ends texts.
+
+DRAFTERS: Mapping[str, Callable[[Knowledge], Drafter]] = {
+    **_EXISTING,
+    "auto": _policy,
+    **_KNOWING,
+}
+"""All drafters of the package, alone and together; then: the plain text itself; with every third token wrong, and of
+random length; random tokens; the plain text one token too late; nothing but the token that ends texts.
 """
 
 

@@ -18,7 +18,7 @@ from outrider.drafters.base import DraftRequest
 from outrider.models.base import CausalLM, KVShape
 from outrider.randomness import Noise, Purpose
 from outrider.sampling import Distribution, History, SamplingParams, adjusted, distribution
-from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Output, Proposal, Rows
+from outrider.types import EMPTY, ROOT, DoubleArray, FloatArray, Outcome, Output, Proposal, Rows
 from outrider.verify import Verify
 
 
@@ -56,6 +56,16 @@ def peeking_cut(parts: Parts) -> Parts:
             if q is not None and q[token] < 0.5:
                 return proposal.cut(node)
         return proposal
+
+    return replace(parts, drafter=Altered(parts.drafter, alter))
+
+
+def peeking_policy(parts: Parts) -> Parts:
+    """A policy asks for more than it wants, and stands aside if the first token that was drawn looks unlikely."""
+
+    def alter(proposal: Proposal, request: DraftRequest) -> Proposal:
+        token, q = next(zip(proposal.tokens, proposal.q, strict=True), (0, None))
+        return EMPTY if q is not None and q[token] < q.max() else proposal
 
     return replace(parts, drafter=Altered(parts.drafter, alter))
 

@@ -21,6 +21,7 @@ from outrider.certify.scripted import Letters, ScriptedModel
 from outrider.certify.statistics import Fit, draws_for, fit
 from outrider.drafters.base import DraftRequest
 from outrider.policy.controller import Controller
+from outrider.policy.costs import FREE, Costs
 from outrider.randomness import Noise, Purpose
 from outrider.request import Request
 from outrider.sampling import SamplingParams
@@ -48,11 +49,12 @@ Laws = Callable[[Path], DoubleArray]
 
 @dataclass(frozen=True, slots=True)
 class LawSetting:
-    """What one test of the law runs: an acceptance rule, a kind of drafter, a sampling rule (names, see `settings`)."""
+    """What one test of the law runs: names of a rule, a kind of drafter, a sampling rule, a policy (see `factors`)."""
 
     rule: str
     drafter: str
     sampling: str
+    policy: str = "all that is drafted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,19 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 """What each sampling rule asks of `SamplingParams`."""
 
 
+POLICIES: Mapping[str, Costs] = {
+    "all that is drafted": FREE,
+    "what pays": Costs((1, 2), (0,), ((1.0, 1.012),)),
+}
+"""What rows cost. Where they do, how many tokens are drafted depends on what was accepted before: here two after a step
+that refused one, all after one that refused none.
+"""
+
+
 def factors() -> dict[str, list[str]]:
     """The values of each field of a setting. Every acceptance rule that exists and draws is among them."""
     rules = [name for name in verify.available() if name != "greedy"]
-    return {"rule": rules, "drafter": list(DRAFTERS), "sampling": list(SAMPLINGS)}
+    return {"rule": rules, "drafter": list(DRAFTERS), "sampling": list(SAMPLINGS), "policy": list(POLICIES)}
 
 
 def check(setting: LawSetting, *, bias: float, level: float, seed: int, fault: Fault | None = None) -> LawCell:
@@ -104,7 +115,8 @@ def check(setting: LawSetting, *, bias: float, level: float, seed: int, fault: F
     draws = draws_for(bias, sum(p > 0 for p in law.values()) - 1, level)
     draft = DRAFTERS[setting.drafter](guessed_law)
     model = ScriptedModel(target_logits, vocabulary=VOCABULARY)
-    parts = Parts(model, Controller([FunctionDrafter(setting.drafter, draft, draws=True)]))
+    drafter = FunctionDrafter(setting.drafter, draft, draws=True)
+    parts = Parts(model, Controller([drafter], POLICIES[setting.policy]))
     params = replace(params, seed=spread(seed, setting))
     try:
         counts, accepted = count(fault(parts) if fault else parts, params, draws)

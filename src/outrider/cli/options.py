@@ -56,6 +56,10 @@ class ModelOptions:
         int | None, flag("Most tokens of prompt and answer together. Default: the model's own.", panel=MODEL)
     ] = None
     threads: Annotated[int | None, flag("Default: all processors that this process may use.", panel=MODEL)] = None
+    recalibrate: Annotated[
+        bool, flag("Measure anew what drafts cost on this machine; as a rule it is done once.", "--recalibrate",
+                   panel=MODEL)
+    ] = False  # fmt: skip
 
     def load(self) -> LLM:
         """The model; a download shows its progress on stderr. Raises what `LLM` raises."""
@@ -69,6 +73,7 @@ class ModelOptions:
                 learn_from_outputs=self.learn_from_outputs,
                 context_length=self.context_length,
                 threads=self.threads,
+                recalibrate=self.recalibrate,
                 progress=progress,
             )
 

@@ -11,8 +11,8 @@ BUDGET = 0.025
 _PREFILL = 4.0
 """Of the prompt, no more plain steps count than this: answers are short, too."""
 
-_STEADY = 16.0
-"""So many plain steps are taken for granted, so that the first few outcomes do not decide what time is worth."""
+_WINDOW = 24.0
+"""Over so many plain steps' time the rate is taken; at first they are taken to have been plain."""
 
 
 class Ledger:
@@ -21,10 +21,11 @@ class Ledger:
     prefill  what the prompt took, in plain steps.
     """
 
-    __slots__ = ("_prefill", "spent", "steps", "tokens")
+    __slots__ = ("_prefill", "_recent", "spent", "steps", "tokens")
 
     def __init__(self, prefill: float = 0.0) -> None:
         self._prefill = min(prefill, _PREFILL)
+        self._recent = 1.0
         self.tokens = 0
         self.steps = 0
         self.spent = 0.0
@@ -34,6 +35,8 @@ class Ledger:
         self.tokens += tokens
         self.steps += 1
         self.spent += spent
+        time = 1 + spent
+        self._recent += (tokens - self._recent * time) / (_WINDOW + time)
 
     @property
     def room(self) -> float:
@@ -42,5 +45,5 @@ class Ledger:
 
     @property
     def rate(self) -> float:
-        """Tokens written in the time of a plain step, so far; 1 to begin with, never below it."""
-        return max(1.0, (self.tokens + _STEADY) / (self.steps + self.spent + _STEADY))
+        """Tokens written in the time of a plain step of late; 1 to begin with, never below it."""
+        return max(1.0, self._recent)

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import platform
-import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +24,11 @@ from outrider.weights import hub
 log = logging.getLogger(__name__)
 
 _HEADER = 2**20
+
+
+def folder() -> Path:
+    """Where all costs are."""
+    return hub.cache_folder() / "costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class CostStore:
         here = (platform.node(), machine.processor(), machine.processors(), machine.version())
         identity = (model_path.stat().st_size, threads, kernels, context, *here)
         digest.update(repr(identity).encode())
-        return cls(hub.cache_folder() / "costs" / f"{digest.hexdigest()}.json")
+        return cls(folder() / f"{digest.hexdigest()}.json")
 
     def load(self) -> Costs | None:
         """What is stored; None where nothing is, or nothing that makes sense."""
@@ -56,13 +61,15 @@ class CostStore:
 
     def save(self, costs: Costs) -> Costs:
         """Store them, all or nothing; a folder that cannot be written costs a measurement at each start, no more."""
+        part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".part", delete=False) as file:
-                json.dump(asdict(costs), file)
-            os.replace(file.name, self.path)
+            part.write_text(json.dumps(asdict(costs)), "utf-8")
+            os.replace(part, self.path)
         except OSError as error:
             log.warning("costs cannot be stored: %s", error)
+            with suppress(OSError):
+                part.unlink()
         return costs
 
 

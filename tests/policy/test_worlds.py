@@ -1,0 +1,108 @@
+"""In worlds where the best answer is known, the controller finds it, and nowhere does it cost what it must not."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+from statistics import fmean
+
+import pytest
+
+from outrider.policy import ledger
+from outrider.policy.calibration import Calibration
+from outrider.policy.controller import Controller
+from tests.policy.worlds import FLAT, MIDDLE, STEEP, Claiming, World, play
+
+HONEST = [World(*each) for each in product(("flat", "middle", "steep"), (0.02, 0.2, 0.5, 0.8, 0.95))]
+PAID = [
+    World(costs, alpha, c=c) for costs, alpha, c in product(("flat", "middle"), (0.02, 0.5, 0.8, 0.95), (0.05, 0.5))
+]
+OPTIMISTS = [World(costs, 0.01, says=0.95) for costs in ("flat", "middle", "steep")]
+PESSIMISTS = [World(costs, 0.9, says=0.3) for costs in ("flat", "middle")]
+
+NEVER_SLOWER = 0.97
+
+
+def regret(world: World, speeds: list[float]) -> float:
+    """How much slower than the best fixed length would have been, chance included."""
+    return 1 - fmean(speeds) / max(1.0, fmean(world.speeds(world.best_length)))
+
+
+@pytest.mark.parametrize("world", HONEST, ids=str)
+def test_a_free_honest_drafter_is_used_as_well_as_can_be(world: World) -> None:
+    speeds = world.speeds()
+    assert regret(world, speeds) < 0.06
+    assert min(speeds) > NEVER_SLOWER
+
+
+@pytest.mark.parametrize("world", PAID, ids=str)
+def test_so_is_one_that_takes_time_and_not_at_all_where_it_does_not_pay(world: World) -> None:
+    speeds = world.speeds()
+    assert regret(world, speeds) < 0.07
+    assert min(speeds) > NEVER_SLOWER
+
+
+@pytest.mark.parametrize("world", OPTIMISTS, ids=str)
+def test_who_promises_too_much_is_seen_through(world: World) -> None:
+    assert min(world.speeds()) > NEVER_SLOWER
+
+
+@pytest.mark.parametrize("world", PESSIMISTS, ids=str)
+def test_who_promises_too_little_is_used_all_the_same(world: World) -> None:
+    assert regret(world, world.speeds()) < 0.06
+
+
+def test_a_policy_that_believes_what_it_is_told_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: no calibration, no budget."""
+    monkeypatch.setattr(Calibration, "learn", lambda self, outcomes: None)
+    monkeypatch.setattr(ledger, "BUDGET", inf)
+    assert min(OPTIMISTS[0].speeds(texts=1)) < NEVER_SLOWER
+    assert regret(World("middle", 0.3, says=0.9), World("middle", 0.3, says=0.9).speeds(texts=4)) > 0.1
+
+
+@pytest.mark.parametrize("world", [World("middle", 0.5), World("steep", 0.9), World("flat", 0.01, says=0.9)], ids=str)
+@pytest.mark.parametrize("batch", [4, 8])
+def test_no_text_of_a_batch_is_slower_than_plain(world: World, batch: int) -> None:
+    policy = Controller([Claiming("it", world.claim)], world.costs)
+    outcomes = play(policy, world.costs, {"it": world.alpha}, {}, batch=batch)
+    assert min(outcome.speed for outcome in outcomes) > NEVER_SLOWER
+
+
+def test_the_more_requests_the_shorter_the_drafts() -> None:
+    """At eight rows this machine's passes are as long as arithmetic takes, and every row counts."""
+    lengths = []
+    for batch in (1, 4, 8):
+        policy = Controller([Claiming("it", 0.8)], MIDDLE)
+        outcomes = play(policy, MIDDLE, {"it": 0.8}, {}, batch=batch)
+        lengths.append(fmean(n for outcome in outcomes for n in outcome.drafted))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < 0.7 * lengths[0]
+
+
+def test_the_better_of_two_drafters_is_found_whatever_they_claim() -> None:
+    alphas = {"boaster": 0.1, "modest": 0.8}
+    policy = Controller([Claiming("boaster", 0.7), Claiming("modest", 0.6)], FLAT)
+    (outcome,) = play(policy, FLAT, alphas, {})
+    assert outcome.speed > 0.9 * World("flat", 0.8).best
+
+
+def test_a_dear_drafter_is_asked_only_where_the_free_one_promises_less() -> None:
+    alphas = {"free": 0.9, "dear": 0.9}
+    policy = Controller([Claiming("free", 0.9), Claiming("dear", 0.9, cost=0.2)], FLAT)
+    (outcome,) = play(policy, FLAT, alphas, {"dear": 0.2})
+    assert outcome.speed > 0.9 * World("flat", 0.9).best
+    policy = Controller([Claiming("free", 0.05), Claiming("dear", 0.9, cost=0.2)], FLAT)
+    (outcome,) = play(policy, FLAT, alphas | {"free": 0.05}, {"dear": 0.2})
+    assert outcome.speed > 0.88 * World("flat", 0.9, c=0.2).best
+
+
+def test_the_same_request_takes_the_same_steps() -> None:
+    def steps() -> tuple[int, ...]:
+        return play(Controller([Claiming("it", 0.6)], MIDDLE), MIDDLE, {"it": 0.6}, {}, seed=3)[0].drafted
+
+    assert steps() == steps()
+
+
+def test_where_nothing_pays_nothing_is_drafted() -> None:
+    (outcome,) = play(Controller([Claiming("it", 0.3)], STEEP), STEEP, {"it": 0.3}, {})
+    assert set(outcome.drafted) == {0}
