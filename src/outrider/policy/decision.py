@@ -50,7 +50,9 @@ class Text:
         self._drafter, self._spent = drafter, spent
 
     def learn(self, observation: Observation) -> None:
-        """What became of it."""
+        """What became of it. A piece of a prompt commits nothing, and teaches nothing."""
+        if not observation.committed:
+            return
         self.ledger.enter(len(observation.committed), self._spent)
         if self._drafter is None:
             return
