@@ -36,7 +36,14 @@ class FetchError(ModelError):
 
 
 class RequestError(OutriderError, ValueError):
-    """A request asks for something impossible; nothing was computed for it."""
+    """A request asks for something impossible; nothing was computed for it.
+
+    field  the parameter at fault, where it is a single one.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class NumericError(OutriderError):

@@ -219,6 +219,7 @@ class LLM:
         prediction: str = "",
         speculation: str | None = None,
         json_schema: Mapping[str, Any] | None = None,
+        choice: int = 0,
         reuse: bool = True,
     ) -> Request:
         """A request for `run`.
@@ -226,6 +227,7 @@ class LLM:
         speculation  who drafts for it, see `LLM`; None: as for the others.
         json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it. For any object:
                      {"type": "object"}. It needs the extra "grammar".
+        choice       index among the texts that are asked for together; with the same seed each is another one.
         reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
                      later ones. It changes nothing but the time until the first token.
 
@@ -236,6 +238,7 @@ class LLM:
         request = Request(
             self.encode(prompt),
             params,
+            choice=choice,
             prediction=tuple(expected),
             speculation=self.speculation if speculation is None else self._speculation(speculation),
             constraint=None if json_schema is None else self._grammars.json_schema(json_schema),

@@ -166,16 +166,35 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What one step drafted for a request.
+
+    allowed    most nodes that could have been drafted; 0 if the request wants none, or tokens or room run out.
+    drafted    nodes sent to verification.
+    accepted   those of them that were committed.
+    drafter    who drafted; "" if nobody did.
+    """
+
+    allowed: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Emitted:
     """What one step added to a request; with a finish reason it is the last of that request.
 
-    The pieces of all steps join to the request's text, the token ids to its output.
+    The pieces of all steps join to the request's text, the token ids to its output; each id has a source. Where there
+    are no ids, no step was made.
     """
 
     request: Request
     pieces: tuple[Piece, ...]
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    sources: tuple[Source, ...] = ()
+    drafting: Drafting = Drafting()
 
     @property
     def text(self) -> str:

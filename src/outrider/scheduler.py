@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from outrider.cache import BLOCK, KVCache, KVSequence
 from outrider.errors import RequestError
-from outrider.request import Detokeniser, Emitted, Piece, Request
+from outrider.request import Detokeniser, Drafting, Emitted, Piece, Request
 from outrider.sampling import History, Logprobs, SamplingParams, allowed_mask, check_ids, check_possible
 from outrider.types import FinishReason, Proposal, Source
 from outrider.verify import rule
@@ -205,7 +205,7 @@ class Scheduler:
                 work.request.error = run
                 commits.append(Commit(work, proposal, (), self.finish(work.request, "error")))
             else:
-                commits.append(Commit(work, proposal, run.path, self._walk(work.request, proposal, run)))
+                commits.append(Commit(work, proposal, run.path, self._walk(work, proposal, run)))
         return commits
 
     def finish(self, request: Request, reason: FinishReason) -> Emitted:
@@ -231,8 +231,9 @@ class Scheduler:
         most = request.params.max_tokens
         return self._context_length if most is None else min(self._context_length, len(request.prompt) + most)
 
-    def _walk(self, request: Request, proposal: Proposal, run: Run) -> Emitted:
+    def _walk(self, work: Work, proposal: Proposal, run: Run) -> Emitted:
         """Commit a run, token by token, up to the first stop id, stop string, end of the grammar, or limit."""
+        request = work.request
         reason: FinishReason | None = None
         pieces = []
         begin = len(request.tokens)
@@ -262,15 +263,18 @@ class Scheduler:
         request.pieces += [piece.text for piece in pieces]
         stats = request.stats
         stats.steps += 1
-        stats.drafted += len(proposal)
-        stats.accepted += min(len(run.path), len(committed))
+        drafting = Drafting(work.most, len(proposal), min(len(run.path), len(committed)), proposal.drafter)
+        stats.drafted += drafting.drafted
+        stats.accepted += drafting.accepted
         if proposal and proposal.drafter not in request.drafters:
             request.drafters.append(proposal.drafter)
         if committed and request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()
         if reason and (tail := self._end(request, reason)):
             pieces.append(Piece(tail, source))
-        return Emitted(request, tuple(pieces), tuple(committed), reason)
+        return Emitted(
+            request, tuple(pieces), tuple(committed), reason, sources=run.sources[: len(committed)], drafting=drafting
+        )
 
     def _end(self, request: Request, reason: FinishReason) -> str:
         """Take a request out and note why; returns the text that was still held back."""

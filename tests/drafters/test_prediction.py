@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.drafters.base import DraftRequest, RequestView
-from outrider.drafters.prediction import PredictionDrafter
+from outrider.drafters.prediction import PredictionDrafter, Uptake
 from outrider.types import EMPTY, Proposal
 
 PROMPT = [90, 91, 92]
@@ -87,3 +87,25 @@ def test_after_the_end_nothing_is_held() -> None:
     follower.drafter.end(1)
     follower.drafter.end(1)
     assert not follower.drafter._places
+
+
+@pytest.mark.parametrize(
+    ("prediction", "output", "accepted"),
+    [
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2, 3], [1, 2, 3, 4, 5], 3),
+        ([1, 2, 3, 4], [1, 2], 2),
+        ([1, 2, 3], [7, 8, 9], 0),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 9, 4, 5, 6], 5),  # one token replaced
+        ([1, 2, 3, 4, 5, 6], [9, 9, 4, 5, 6], 3),
+        ([1, 2, 3], [1, 2, 3, 1, 2, 3], 3),  # no token is taken up twice
+        ([1], [1], 1),
+        ([], [1, 2], 0),
+    ],
+)
+@pytest.mark.parametrize("run", [1, 2, 100])
+def test_uptake_counts_the_predicted_tokens_in_the_output(prediction, output, accepted, run):
+    uptake = Uptake(prediction)
+    for begin in range(0, len(output), run):
+        uptake.add(output[begin : begin + run])
+    assert (uptake.accepted, uptake.rejected) == (accepted, len(prediction) - accepted)

@@ -47,6 +47,38 @@ class PredictionDrafter(Drafter):
         return Proposal.chain(drafted, self.name, (ESTIMATE,) * len(drafted)) if drafted else EMPTY
 
 
+class Uptake:
+    """Counts the tokens of a prediction that an output took up, as the drafter follows it: token by token, and after a
+    departure from the next place on that agrees with two tokens. It does not depend on what was drafted.
+    """
+
+    def __init__(self, prediction: Sequence[int]) -> None:
+        self._place = _Place(tuple(prediction))
+        self._output: list[int] = []
+        self._taken = bytearray(len(prediction))
+
+    @property
+    def accepted(self) -> int:
+        """How many tokens of the prediction are in the output so far."""
+        return sum(self._taken)
+
+    @property
+    def rejected(self) -> int:
+        """How many are not."""
+        return len(self._taken) - self.accepted
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Take in the next tokens of the output."""
+        place, output = self._place, self._output
+        for token in tokens:
+            output.append(token)
+            expected = place.pointer + 1 if place.aligned else None
+            place.advance(output, 0)
+            if place.aligned:
+                count = 1 if place.pointer == expected else place.matching(place.pointer, output[-_LONGEST:])
+                self._taken[place.pointer - count : place.pointer] = b"\1" * count
+
+
 @dataclass(slots=True)
 class _Place:
     """Where in the prediction the output is: before `pointer` if aligned, else somewhere unknown, last seen there."""
@@ -83,10 +115,10 @@ class _Place:
         ahead = bisect_left(places, self.pointer)
         candidates = places[ahead : ahead + _CANDIDATES] + places[max(0, ahead - _CANDIDATES) : ahead][::-1]
         if candidates:
-            self.pointer = max(candidates, key=lambda place: self._matching(place, suffix))  # the first of the best
+            self.pointer = max(candidates, key=lambda place: self.matching(place, suffix))  # the first of the best
             self.aligned = True
 
-    def _matching(self, place: int, suffix: Sequence[int]) -> int:
+    def matching(self, place: int, suffix: Sequence[int]) -> int:
         """How many tokens before `place` equal the end of the output."""
         length = 0
         before = self.prediction[max(0, place - len(suffix)) : place]

@@ -161,7 +161,7 @@ def check_ids(name: str, ids: Iterable[int], vocabulary: int) -> None:
     """Raises RequestError, in the name of a field, for an id that is not in the vocabulary."""
     for token in ids:
         if not (isinstance(token, int) and 0 <= token < vocabulary):
-            raise RequestError(f"{name}: {token!r} is no token id; expected 0 to {vocabulary - 1}")
+            raise RequestError(f"{name}: {token!r} is no token id; expected 0 to {vocabulary - 1}", name)
 
 
 def check_possible(params: SamplingParams, vocabulary: int, stop_ids: Collection[int], room: int) -> None:
@@ -173,7 +173,9 @@ def check_possible(params: SamplingParams, vocabulary: int, stop_ids: Collection
     for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
         check_ids(name, getattr(params, name) or (), vocabulary)
     if params.min_tokens > room:
-        raise RequestError(f"min_tokens={params.min_tokens} is not possible; the context has room for {room}")
+        raise RequestError(
+            f"min_tokens={params.min_tokens} is not possible; the context has room for {room}", "min_tokens"
+        )
     mask = allowed_mask(params, vocabulary)
     possible = np.ones(vocabulary, bool) if mask is None else mask.copy()
     if params.min_tokens:

@@ -185,4 +185,4 @@ def _ids(value: object) -> bool:
 
 def _check(right: bool, field: str, value: object, allowed: str) -> None:
     if not right:
-        raise RequestError(f"{field}={value!r} is not possible; allowed: {allowed}")
+        raise RequestError(f"{field}={value!r} is not possible; allowed: {allowed}", field)
