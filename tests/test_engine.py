@@ -238,7 +238,9 @@ def test_pieces_tell_where_their_tokens_are_from():
 def test_each_token_has_a_source_and_each_step_says_what_it_drafted():
     """Also where the run is cut: the text ends at the fourth token of five, which the last step accepted."""
     engine = make_engine(ScriptedModel(LAW), accepted(LAW, lambda request: 3, 4))
-    emitted = run(engine, Request([1, 2], SamplingParams(max_tokens=20, stop_token_ids=(greedy_text(LAW, [1, 2], 4)[3],))))
+    emitted = run(
+        engine, Request([1, 2], SamplingParams(max_tokens=20, stop_token_ids=(greedy_text(LAW, [1, 2], 4)[3],)))
+    )
     assert [item.sources for item in emitted] == [("plain",), ("accepted",) * 3]
     assert [len(item.sources) for item in emitted] == [len(item.token_ids) for item in emitted]
     assert [item.drafting for item in emitted] == [Drafting(), Drafting(8, 4, 3, "scripted")]

@@ -10,6 +10,7 @@ for emitted in llm.stream("Once upon a time"):
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -161,10 +162,11 @@ class LLM:
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
         self._grammars = Grammars(self.tokenizer, self.model.vocabulary_size)
+        self.policy = Controller(mine, self.costs, time.perf_counter)
         self.engine = Engine(
             self.model,
             cache,
-            Controller(mine, self.costs),
+            self.policy,
             eos_ids=self.tokenizer.eos_ids,
             make_detokeniser=lambda: Detokeniser(self.tokenizer),
             max_batch=max_batch,

@@ -20,6 +20,8 @@ from outrider.cli.chat import EXAMPLES as CHAT_EXAMPLES
 from outrider.cli.chat import chat
 from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from outrider.cli.generate import generate
+from outrider.cli.plan import EXAMPLES as PLAN_EXAMPLES
+from outrider.cli.plan import plan
 from outrider.errors import OutriderError
 
 
@@ -51,6 +53,7 @@ app = typer.Typer(
 )
 app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=CHAT_EXAMPLES)(chat)
+app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=CERTIFY_EXAMPLES)(certify)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as encoding
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import display
+from outrider.cli.files import check_writable
 from outrider.cli.options import flag
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def certify(
     from outrider.weights import hub
 
     if html is not None:
-        _check_writable(html)
+        check_writable(html)
     texts = [entry.prompt for entry in read_prompts(prompts, raw=False, system=None)] if prompts else None
     with display.Download() as download:
         path = hub.resolve(target, progress=download)
@@ -82,15 +82,6 @@ def certify(
     if html is not None:  # last, so that the report is out whatever becomes of the file
         html.write_text(page.as_html(certificate), encoding="utf-8")
     raise typer.Exit(0 if certificate.holds else 1)
-
-
-def _check_writable(path: Path) -> None:
-    """Raises OSError unless a file can be written there; what is there stays as it is, and nothing new is left."""
-    new = not os.path.lexists(path)
-    # Permission bits would not tell: not to root, nor for all file systems.
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-    if new:
-        path.unlink()
 
 
 def _bar() -> Progress:

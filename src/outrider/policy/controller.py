@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.costs import FREE, Costs
 from outrider.policy.decision import Decision, Text
+from outrider.policy.prices import Prices
 from outrider.types import EMPTY, Proposal
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,14 @@ class Controller(Drafter):
 
     name = "controller"
 
-    def __init__(self, drafters: Sequence[Drafter], costs: Costs = FREE) -> None:
+    def __init__(
+        self, drafters: Sequence[Drafter], costs: Costs = FREE, clock: Callable[[], float] | None = None
+    ) -> None:
+        """clock: corrects the costs by the times of steps and drafters; None: they are taken as they are."""
         self._free = [drafter for drafter in drafters if not drafter.cost and not drafter.draws]
         self._planned = [drafter for drafter in drafters if drafter.cost or drafter.draws]
         self._drafters = tuple(drafters)
-        self._added = lru_cache(1024)(costs.added)
+        self._prices = Prices(costs, drafters, clock)
         self._prefill = costs.v(_ROWS) / _ROWS
         self._texts: dict[int, Text] = {}
 
@@ -45,7 +49,7 @@ class Controller(Drafter):
             self._guard(drafter, request.id, partial(drafter.begin, request))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        decision = Decision(requests, [self._texts[request.id] for request in requests], self._added)
+        decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])
@@ -53,12 +57,22 @@ class Controller(Drafter):
                     decision.offer(i, drafter, proposal)
         if self._planned:
             for drafter, mosts in decision.plans(self._planned).items():
+                start = self._prices.now()
                 answers = self._ask(drafter, [replace(requests[i], most=most) for i, most in mosts.items()])
+                if len(answers) == 1:
+                    self._prices.asked(drafter, start, len(answers[0]), decision.context)
                 for i, proposal in zip(mosts, answers, strict=True):
                     decision.offer(i, drafter, proposal)
-        return decision.proposals()
+        proposals = decision.proposals()
+        self._prices.step_begins(len(requests), decision.rows, sum(map(len, proposals)), decision.context)
+        return proposals
+
+    def price(self, drafter: str) -> float:
+        """Of a drafted token of the drafter of that name, in one-row passes of the target."""
+        return next(self._prices.token(each) for each in self._drafters if each.name == drafter)
 
     def observe(self, observation: Observation) -> None:
+        self._prices.step_ends()
         text = self._texts[observation.id]
         text.learn(observation)
         for drafter in tuple(text.active):

@@ -29,14 +29,22 @@ class Costs:
 
         Linear between what was measured; past it, rows go on as at the end, contexts stay.
         """
-        place = min(max(context, self.contexts[0]), self.contexts[-1])
+        place = self._near(context)
         times = [_linear(self.contexts, column, place) for column in zip(*self.seconds, strict=True)]
         return _linear(self.rows, times, rows) / times[0]
+
+    def plain(self, context: int) -> float:
+        """Seconds of a pass of one row."""
+        return _linear(self.contexts, [column[0] for column in self.seconds], self._near(context))
 
     def added(self, base: int, context: int, most: int) -> tuple[float, ...]:
         """added[j], j = 0 .. most: what j more rows add to a pass of `base` rows, in one-row passes."""
         plain = self.v(base, context)
         return tuple(self.v(base + j, context) - plain for j in range(most + 1))
+
+    def _near(self, context: int) -> int:
+        """The nearest context length among those that were measured, or between them."""
+        return min(max(context, self.contexts[0]), self.contexts[-1])
 
 
 FREE = Costs((1, 2), (0,), ((1.0, 1.0),))

@@ -5,7 +5,7 @@ It depends on nothing but what it is given: estimates, costs and what the texts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -14,9 +14,11 @@ from outrider.drafters.base import Drafter, DraftRequest, Observation
 from outrider.policy.allocate import allocate
 from outrider.policy.calibration import Acceptance, Calibration
 from outrider.policy.ledger import Ledger
+from outrider.policy.prices import Prices
 from outrider.types import EMPTY, ROOT, Proposal
 
 _CONTEXTS = 64  # costs are looked up for multiples of so many tokens
+_IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
 _DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws for
 
 
@@ -34,6 +36,7 @@ class Text:
         self._acceptances = {
             id(drafter): Acceptance(drafter.expected) for drafter in active if drafter.cost or drafter.draws
         }
+        self._read = {id(drafter): 0 for drafter in active}
         self._spent = 0.0
         self._drafter: Drafter | None = None
 
@@ -44,6 +47,16 @@ class Text:
     def acceptance(self, drafter: Drafter) -> Acceptance:
         """What to expect of the drafter before it is asked."""
         return self._acceptances[id(drafter)]
+
+    def unread(self, drafter: Drafter, tokens: int) -> int:
+        """Tokens of so many that the drafter has to read before it drafts, if it is one that reads, beyond the few that
+        it reads in passing."""
+        return max(0, tokens - self._read[id(drafter)] - _IN_PASSING)
+
+    def read(self, drafter: Drafter, tokens: int, spent: float) -> None:
+        """The drafter reads all that is unread; `spent` in the request's share of a plain step."""
+        self._read[id(drafter)] = tokens
+        self.ledger.read(spent)
 
     def draft(self, drafter: Drafter, spent: float) -> None:
         """A proposal of the drafter is on its way; `spent` in the request's share of a plain step."""
@@ -85,21 +98,27 @@ class Offer(NamedTuple):
 class Decision:
     """Collects offers for the requests of a step, then cuts them.
 
-    added(base, context, most)  as `Costs.added`.
+    prefill  what a row of a prompt costs, in one-row passes.
+
+    context, rows  tokens before the step; rows of the pass, without drafts.
     """
 
     def __init__(
         self,
         requests: Sequence[DraftRequest],
         texts: Sequence[Text],
-        added: Callable[[int, int, int], Sequence[float]],
+        prices: Prices,
+        prefill: float,
     ) -> None:
         self._requests = requests
         self._texts = texts
+        self._prices = prices
+        self._prefill = prefill
         count = len(requests)
         context = max(len(request.tokens) for request in requests) // _CONTEXTS * _CONTEXTS
-        self._added = added(requests[0].rows, context, sum(request.most for request in requests))
-        plain = 1.0 if count == 1 else 1.0 + added(1, context, count - 1)[-1]
+        self.context, self.rows = context, requests[0].rows
+        self._added = prices.added(self.rows, context, sum(request.most for request in requests))
+        plain = 1.0 if count == 1 else 1.0 + prices.added(1, context, count - 1)[-1]
         self._share = plain / count  # of a plain step, in one-row passes
         self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
         self._rooms = [text.ledger.room * self._share for text in texts]
@@ -127,10 +146,15 @@ class Decision:
                 gains = self._texts[i].acceptance(drafter).gains(request.most)
                 price = self._price(drafter)
                 added = [time + price * j for j, time in enumerate(self._added[: request.most + 1])]
-                best = max(best, self._alone(i, gains, added, drafter), key=itemgetter(0))
+                value, _, most = self._alone(i, gains, added, drafter)
+                value -= self._reading(i, drafter, added[most])
+                best = max(best, (value, drafter, most), key=itemgetter(0))
             _, chosen, most = best
             if chosen is not None:
                 plans.setdefault(chosen, {})[i] = most
+                text = self._texts[i]
+                text.read(chosen, len(request.tokens), self._unread(i, chosen) / self._share)
+                self._rooms[i] = text.ledger.room * self._share
         return plans
 
     def offer(self, place: int, drafter: Drafter, proposal: Proposal) -> None:
@@ -184,9 +208,22 @@ class Decision:
             return False
         return self._rooms[place] >= 0 if request.speculation.length is None else self._offers[place] is None
 
+    def _unread(self, place: int, drafter: Drafter) -> float:
+        """What the drafter has to read of a text before it drafts costs, in one-row passes."""
+        unread = self._texts[place].unread(drafter, len(self._requests[place].tokens))
+        return unread * self._prices.token(drafter) * self._prefill
+
+    def _reading(self, place: int, drafter: Drafter, drafting: float) -> float:
+        """The part of this that the step has to bring, in tokens, if the drafter is used for as long again as the text
+        has been written for; infinite where reading and then drafting are more than may be risked."""
+        cost, ledger = self._unread(place, drafter), self._texts[place].ledger
+        if cost and not ledger.can_read((cost + drafting) / self._share):
+            return inf
+        return self._worth * cost / max(1, ledger.tokens)
+
     def _price(self, drafter: Drafter) -> float:
         """Of one drafted token: passes of a drafter take their rows together, as those of the target do."""
-        return drafter.cost * self._share
+        return self._prices.token(drafter) * self._share
 
     def _alone(
         self, place: int, gains: Sequence[float], added: Sequence[float], drafter: Drafter

@@ -21,10 +21,11 @@ class Ledger:
     prefill  what the prompt took, in plain steps.
     """
 
-    __slots__ = ("_prefill", "_recent", "spent", "steps", "tokens")
+    __slots__ = ("_prefill", "_reading", "_recent", "spent", "steps", "tokens")
 
     def __init__(self, prefill: float = 0.0) -> None:
         self._prefill = min(prefill, _PREFILL)
+        self._reading = BUDGET * (prefill - self._prefill)
         self._recent = 1.0
         self.tokens = 0
         self.steps = 0
@@ -37,6 +38,16 @@ class Ledger:
         self.spent += spent
         time = 1 + spent
         self._recent += (tokens - self._recent * time) / (_WINDOW + time)
+
+    def can_read(self, time: float) -> bool:
+        """Whether a drafter may take so long to read the text before it drafts; see `read`."""
+        return time <= self.room + self._reading
+
+    def read(self, time: float) -> None:
+        """A drafter did. The target has read the prompt, too: a small part of what that took may be used for this."""
+        free = min(time, self._reading)
+        self._reading -= free
+        self.spent += time - free
 
     @property
     def room(self) -> float:

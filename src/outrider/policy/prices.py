@@ -1,0 +1,105 @@
+"""Costs as they are now: those that were measured, corrected where the running figures drift away from them.
+
+Corrections go in steps of a quarter octave, and only after many steps that agree: on a machine that stays as it is, the
+same request takes the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from outrider.drafters.base import Drafter
+from outrider.policy.costs import Costs
+
+_RATE = 0.02  # octaves that one time moves a median
+_BAND = 0.2  # octaves by which it must have moved
+_DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
+_SPEED = 4.0  # octaves that the whole machine may get slower or faster by
+_FEW = 0.1  # one-row passes: what adds less is lost in noise
+
+
+class Drift:
+    """The ratio of what is seen to what was measured: its median, whatever the outliers. factor: the median, held.
+
+    least, most  bounds, in octaves.
+    """
+
+    __slots__ = ("_held", "_least", "_most", "_octaves", "factor")
+
+    def __init__(self, least: float = _DOWN, most: float = _UP) -> None:
+        self._least, self._most = least, most
+        self._octaves = self._held = 0.0
+        self.factor = 1.0
+
+    def see(self, ratio: float) -> None:
+        """One more."""
+        step = _RATE if ratio > 2**self._octaves else -_RATE
+        self._octaves = min(max(self._octaves + step, self._least), self._most)
+        if abs(self._octaves - self._held) > _BAND:
+            self._held = round(4 * self._octaves) / 4
+            self.factor = 2**self._held
+
+    @property
+    def median(self) -> float:
+        """As it is."""
+        return float(2**self._octaves)
+
+
+class Prices:
+    """What rows and drafted tokens cost, in one-row passes.
+
+    Times of drafters are taken around their calls; those of steps from the end of the decision to the first
+    observation, where a step has none but decoding requests.
+    """
+
+    def __init__(self, costs: Costs, drafters: Sequence[Drafter], clock: Callable[[], float] | None) -> None:
+        """clock: None for no corrections."""
+        self._costs = costs
+        self._clock = clock
+        self._measured = lru_cache(1024)(costs.added)
+        self._corrected = lru_cache(1024)(self._correct)
+        self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
+        self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
+        self._step: tuple[float, int, int, int] | None = None
+
+    def added(self, base: int, context: int, most: int) -> Sequence[float]:
+        """As `Costs.added`, corrected."""
+        return self._corrected(base, context, most, self._rows.factor)
+
+    def token(self, drafter: Drafter) -> float:
+        """Of a drafted token."""
+        drift = self._drafters.get(drafter)
+        return drafter.cost * drift.factor if drift else 0.0
+
+    def now(self) -> float:
+        """The time."""
+        return self._clock() if self._clock else 0.0
+
+    def asked(self, drafter: Drafter, start: float, tokens: int, context: int) -> None:
+        """A drafter that is not free was asked at `start`, and has drafted so many tokens, of one request."""
+        if self._clock and tokens and drafter in self._drafters:
+            plain = self._costs.plain(context) * self._plain.median
+            self._drafters[drafter].see((self._clock() - start) / (tokens * drafter.cost * plain))
+
+    def step_begins(self, requests: int, rows: int, drafted: int, context: int) -> None:
+        """The target is going to make a pass of so many rows and as many drafts."""
+        self._step = (self._clock(), rows, drafted, context) if self._clock and rows == requests else None
+
+    def step_ends(self) -> None:
+        """It has made it; whoever calls again does no harm."""
+        if self._clock is None or self._step is None:
+            return
+        start, rows, drafted, context = self._step
+        self._step = None
+        passes = (self._clock() - start) / self._costs.plain(context)
+        if not drafted:
+            self._plain.see(passes / self._costs.v(rows, context))
+            return
+        more = self._measured(rows, context, drafted)[-1]
+        if more >= _FEW:
+            self._rows.see(max(passes / self._plain.median - self._costs.v(rows, context), 1e-3) / more)
+
+    def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
+        measured = self._measured(base, context, most)
+        return measured if factor == 1 else tuple(factor * time for time in measured)
