@@ -26,9 +26,10 @@ def plan(
     ] = "smollm2",
     *,
     prompts: Annotated[
-        Path | None, flag("Plan for these prompts, one a line, or JSON lines as for generate: 24 of them, taken evenly, "
-                          "if there are more. Default: eight short ones.", metavar="FILE")
+        Path | None, flag("Plan for these prompts, one a line, or JSON lines as for generate; of more than 24, every so "
+                          "many-th. Default: eight short ones.", metavar="FILE")
     ] = None,
+    raw: Annotated[bool, flag("Continue the prompts as they stand, without the chat template.", "--raw")] = False,
     max_tokens: Annotated[int, flag("Most tokens of an answer.", "--max-tokens", "-n")] = 64,
     threads: Annotated[int | None, flag("Default: all processors that this process may use.")] = None,
     recalibrate: Annotated[bool, flag("Measure anew what rows cost.", "--recalibrate")] = False,
@@ -41,7 +42,7 @@ def plan(
     drafted tokens, which is best and why; then measures that, and the automatic choice, against plain decoding.
     """
     from outrider import plan as planning
-    from outrider.cli.prompts import read_prompts
+    from outrider.cli.prompts import read_prompts, to_prompt
     from outrider.llm import LLM
     from outrider.plan import html as page
     from outrider.plan import report
@@ -50,7 +51,10 @@ def plan(
     if html is not None:
         check_writable(html)
     params = SamplingParams(max_tokens=max_tokens)
-    texts = [entry.prompt for entry in read_prompts(prompts, raw=False, system=None)] if prompts else planning.PROMPTS
+    if prompts is not None:
+        texts = [entry.prompt for entry in read_prompts(prompts, raw=raw, system=None)]
+    else:
+        texts = [to_prompt(text, raw=raw, system=None) for text in planning.PROMPTS]
     with display.Download() as download:
         llm = LLM(target, threads=threads, recalibrate=recalibrate, progress=download)
     with display.rounds() as bar:

@@ -15,19 +15,16 @@ from outrider.plan.forecast import Forecast, Steps
 from outrider.policy.costs import Costs
 from outrider.sampling import SamplingParams
 
-PROMPTS: tuple[Prompt, ...] = tuple(
-    [{"role": "user", "content": text}]
-    for text in (
-        "What is the capital of France, and what is it known for?",
-        "Write a Python function that returns the n-th Fibonacci number, and explain it.",
-        "Translate into German: The train leaves at nine, and we shall be late unless we hurry.",
-        "Summarise in one sentence: The committee met on Monday to discuss the budget. The budget had grown by a tenth "
-        "since last year, and the committee asked for an explanation. The treasurer explained that prices had risen.",
-        "Correct the spelling: I beleive that teh committe recieved the letter on wensday.",
-        "A farmer has 17 sheep. All but 9 run away. How many are left? Think step by step.",
-        "Give me a shopping list for a dinner of four, with quantities.",
-        "Write a short polite letter that cancels a magazine subscription.",
-    )
+PROMPTS = (
+    "What is the capital of France, and what is it known for?",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "Translate into German: The train leaves at nine, and we shall be late unless we hurry.",
+    "Summarise in one sentence: The committee met on Monday to discuss the budget. The budget had grown by a tenth "
+    "since last year, and the committee asked for an explanation. The treasurer explained that prices had risen.",
+    "Correct the spelling: I beleive that teh committe recieved the letter on wensday.",
+    "A farmer has 17 sheep. All but 9 run away. How many are left? Think step by step.",
+    "Give me a shopping list for a dinner of four, with quantities.",
+    "Write a short polite letter that cancels a magazine subscription.",
 )
 """Of several kinds, for those who bring none."""
 
