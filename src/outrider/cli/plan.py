@@ -26,8 +26,8 @@ def plan(
     ] = "smollm2",
     *,
     prompts: Annotated[
-        Path | None, flag("Plan for these prompts, one a line, or JSON lines as for generate; of more than 24, every so "
-                          "many-th. Default: eight short ones.", metavar="FILE")
+        Path | None, flag("Plan for these prompts, one a line, or JSON lines as for generate; of more than 24, every "
+                          "so many-th. Default: eight short ones.", metavar="FILE")
     ] = None,
     raw: Annotated[bool, flag("Continue the prompts as they stand, without the chat template.", "--raw")] = False,
     max_tokens: Annotated[int, flag("Most tokens of an answer.", "--max-tokens", "-n")] = 64,
