@@ -30,7 +30,9 @@ CERTIFICATE = Certificate(
     extent="quick",
     seed=0,
     level=1e-8,
-    identity=(IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "roomy", "greedy"), 8, 256, 90, 99, 66, 0, 0, ""),),
+    identity=(
+        IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "roomy", "greedy"), 8, 256, 90, 99, 66, 0, 0, ""),
+    ),
     law=(LawCell(SETTING, FIT, 70),),
     draws=(DrawsCell(DrawsSetting("block", "drawn"), FIT, 90, 40),),
     controls=(control(shared_number, "law", LawCell(SETTING, replace(FIT, p_value=1e-30), 70)),),

@@ -237,7 +237,7 @@ class ModelDrafter(Drafter):
         """Append the token that the draft model writes next."""
         request, depth = chain.request, len(chain.tokens)
         row = self._in_target_ids(logits)
-        row = adjusted(row, request.params, chain.text.history, chain.tokens, depth)
+        row = adjusted(row, request.params, chain.text.history, chain.tokens)
         law = distribution(row, request.params)
         noise = request.noise.ahead(depth)
         q = None
