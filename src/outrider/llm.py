@@ -18,7 +18,7 @@ from operator import index as as_integer
 from pathlib import Path
 from typing import Any
 
-from outrider import drafters
+from outrider import drafters, heads
 from outrider.cache import BLOCK, KVCache
 from outrider.constraints.grammar import Grammars
 from outrider.drafters.grammar import GrammarDrafter
@@ -123,7 +123,9 @@ class LLM:
         speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
                         "off"; a drafter's name; a fixed number of tokens, "4"; or both, "suffix:4". The text is the
                         same.
-        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file.
+        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file; or an
+                        EAGLE-3 head for the model, as a folder in the official layout or a compact file of ours. None:
+                        the head that ships for exactly this model file, if one does.
         learn_from_outputs  let "suffix" draft from the outputs of earlier requests too, whoever made them: faster where
                         they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
@@ -139,11 +141,15 @@ class LLM:
 
         Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
         """
-        if Speculation.parse(speculation).length == 0 and draft is not None:
+        off = Speculation.parse(speculation).length == 0
+        if off and draft is not None:
             raise RequestError(f"draft={str(draft)!r} is of no use with speculation={speculation!r}")
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)
+        draft_path = None if off else _draft_path(draft, self.path, progress)
+        if draft_path and (taps := drafters.draft_taps(draft_path, recorded.kv_shape.layers)):
+            recorded = record(gguf, taps)
         self.name = str(model)
         self.tokenizer = Tokenizer.from_metadata(gguf.metadata, str(self.path))
         self.context_length = _context(context_length, recorded.context_length)
@@ -155,9 +161,12 @@ class LLM:
         self.learn_from_outputs = learn_from_outputs
         past = PastOutputs() if learn_from_outputs else None
         mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), SuffixDrafter(past=past)]
-        if draft is not None:
-            path = hub.resolve(draft, progress=progress)
-            mine.append(drafters.open_draft(path, self.model, self.tokenizer, positions=cache.positions))
+        if draft_path is not None:
+            mine.append(
+                drafters.open_draft(
+                    draft_path, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
+                )
+            )
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
@@ -348,6 +357,14 @@ def completion(request: Request) -> Completion:
         error=request.error,
         cached_tokens=stats.cached,
     )
+
+
+def _draft_path(draft: str | Path | None, target: Path, progress: hub.ProgressCallback | None) -> Path | None:
+    """Where the weights of the drafter are; see `LLM`."""
+    if draft is None:
+        return heads.packaged(target)
+    path = Path(draft)
+    return path if path.is_dir() or path.suffix == ".safetensors" else hub.resolve(draft, progress=progress)
 
 
 def _context(wanted: int | None, most: int) -> int:

@@ -18,6 +18,8 @@ from outrider.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
 from outrider.cli.certify import certify
 from outrider.cli.chat import EXAMPLES as CHAT_EXAMPLES
 from outrider.cli.chat import chat
+from outrider.cli.export import EXAMPLES as EXPORT_EXAMPLES
+from outrider.cli.export import export
 from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from outrider.cli.generate import generate
 from outrider.cli.plan import EXAMPLES as PLAN_EXAMPLES
@@ -55,6 +57,7 @@ app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=CERTIFY_EXAMPLES)(certify)
+app.command(epilog=EXPORT_EXAMPLES)(export)
 
 
 def _print_version(wanted: bool) -> None:

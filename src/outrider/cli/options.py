@@ -47,7 +47,11 @@ class ModelOptions:
     ] = "auto"
     draft: Annotated[
         str | None,
-        flag("A smaller model with the same vocabulary, to draft as well.", panel=MODEL, metavar="NAME|FILE"),
+        flag(
+            "What drafts as well: a smaller model with the same vocabulary, or an EAGLE-3 head.",
+            panel=MODEL,
+            metavar="NAME|FILE|FOLDER",
+        ),
     ] = None
     learn_from_outputs: Annotated[
         bool, flag("Draft from earlier answers too, whoever asked for them.", "--learn-from-outputs", panel=MODEL)

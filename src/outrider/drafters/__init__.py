@@ -16,10 +16,11 @@ from outrider.errors import RequestError
 if TYPE_CHECKING:
     from outrider.kernels.native import NativeModel
     from outrider.tokenizer import Tokenizer
+    from outrider.weights.weight import Weight
 
-__all__ = ["Drafter", "available", "create", "open_draft"]
+__all__ = ["Drafter", "available", "create", "draft_taps", "open_draft"]
 
-_WITH_WEIGHTS = {"model"}
+_WITH_WEIGHTS = {"eagle", "model"}
 
 
 def available() -> list[str]:
@@ -36,14 +37,23 @@ def create(name: str) -> Drafter:
     return drafter
 
 
-def open_draft(path: Path, target: NativeModel, tokenizer: Tokenizer, *, positions: int) -> Drafter:
-    """The drafter in a file: a .gguf is a smaller model.
+def draft_taps(path: Path, layers: int) -> tuple[int, ...]:
+    """The layers of a target whose inputs the drafter at `path` reads; a smaller model reads none."""
+    from outrider.heads import tap_layers
 
-    tokenizer  the target's.
+    return () if path.suffix == ".gguf" else tap_layers(layers)
+
+
+def open_draft(path: Path, target: NativeModel, embedding: Weight, tokenizer: Tokenizer, *, positions: int) -> Drafter:
+    """The drafter of some weights: a .gguf is a smaller model, a folder or a .safetensors file an EAGLE-3 head.
+
+    target     with the taps of `draft_taps`; `embedding` and `tokenizer` are the target's.
     positions  of KV that it may hold, of all requests together.
 
     Raises ModelError if it cannot be used, or not with this target.
     """
-    from outrider.drafters import model
+    from outrider.drafters import eagle, model
 
-    return model.load(path, target, tokenizer, positions=positions)
+    if path.suffix == ".gguf":
+        return model.load(path, target, tokenizer, positions=positions)
+    return eagle.load(path, target, embedding, positions=positions)

@@ -68,12 +68,13 @@ class NativeProgram:
         lowering = _Lowering(self._executor, self._arena, self._packed)  # the executor points into the packed weights
         places = lowering.lower(program)
         self._inputs = lowering.inputs
+        self._read = lowering.read
         self._outputs = [(name, places[buffer.index], buffer.wanted) for name, buffer in program.outputs.items()]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all packed weights, those of the program beside it included."""
-        return sum(weight.bytes for weight in self._packed.values())
+        """Bytes of the packed weights that it reads."""
+        return sum(weight.bytes for weight in self._read.values())
 
     def run(
         self, rows: Rows, cache: KVCache, inputs: Mapping[str, FloatArray] = MappingProxyType({})
@@ -158,6 +159,7 @@ class _Lowering:
         self.executor = executor
         self.arena = arena
         self.packed = packed
+        self.read: dict[Weight, _native.PackedWeight] = {}
         self.inputs: dict[str, int] = {}
         self.places: dict[int, int] = {}  # program buffer -> executor buffer
         self.free: list[tuple[Buffer, int]] = []
@@ -195,6 +197,7 @@ class _Lowering:
             raw = np.ascontiguousarray(weight.raw)
             packed = _native.PackedWeight(self.arena, weight.type.name, raw, weight.outputs, weight.inputs)
             self.packed[weight] = packed
+        self.read[weight] = self.packed[weight]
         return self.packed[weight]
 
     def _emit(self, operation: Operation) -> None:

@@ -64,6 +64,12 @@ def greedy_token(logits: FloatArray) -> int:
     return token
 
 
+def likeliest(logits: FloatArray) -> tuple[int, float]:
+    """The token of `greedy_token`, and its probability at temperature 1. Raises NumericError."""
+    token = greedy_token(logits)
+    return token, 1 / _sampling.law(logits, logits[token], 1.0, 0, 1.0, 0.0)[2]
+
+
 def distribution(logits: FloatArray, params: SamplingParams) -> Distribution:
     """The law of the next token after temperature, top-k, top-p and min-p, each on what the one before left.
 

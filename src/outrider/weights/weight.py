@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from outrider.types import FloatArray
 from outrider.weights.dequantise import dequantise
-from outrider.weights.gguf import GGUF, TensorType
+from outrider.weights.gguf import BLOCKS, GGUF, TensorType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,14 @@ class Weight:
         info = gguf.tensors[name]
         outputs, inputs = info.shape
         return cls(name, info.type, outputs, inputs, gguf.data(name))
+
+    def columns(self, begin: int, end: int) -> Weight:
+        """The same outputs of the inputs begin .. end - 1, which must be whole blocks."""
+        elements, nbytes = BLOCKS[self.type]
+        if begin % elements or end % elements:
+            raise ValueError(f"{self.type.name} has blocks of {elements} inputs; {begin} to {end} are not whole ones")
+        blocks = self.raw.reshape(self.outputs, self.inputs // elements, nbytes)[:, begin // elements : end // elements]
+        return Weight(f"{self.name}[{begin}:{end}]", self.type, self.outputs, end - begin, blocks.reshape(-1))
 
     def floats(self) -> FloatArray:
         """The matrix in float32, [outputs, inputs]."""

@@ -1,0 +1,45 @@
+"""A model with a draft head: the text is the plain one, greedy and seeded, and unusable heads are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ModelError, RequestError
+from outrider.heads import packaged
+from tests.heads.tiny_head import tiny_head
+from tests.tiny import tiny_llama
+
+PROMPTS = ["the tin in the inn", "a", "0123456789" * 5]
+PARAMS = [SamplingParams(max_tokens=48), SamplingParams(max_tokens=48, temperature=0.8, seed=4)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("model") / "t.gguf", layers=7)
+
+
+@pytest.mark.parametrize("speculation", ["eagle", "ngram"])
+def test_the_text_is_the_plain_one(model: Path, tmp_path: Path, speculation: str) -> None:
+    draft = tiny_head(tmp_path)
+    plain = LLM(model, speculation="off", threads=1)
+    drafting = LLM(model, speculation=speculation, draft=draft, threads=1)
+    for params in PARAMS:
+        expected, actual = plain.generate(PROMPTS, params), drafting.generate(PROMPTS, params)
+        assert [c.token_ids for c in actual] == [c.token_ids for c in expected]
+        assert all("eagle" in c.drafters and c.drafted > 20 for c in actual)
+
+
+def test_impossible_drafts_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="of no use with speculation='off'"):
+        LLM(model, speculation="off", draft=tmp_path)
+    assert packaged(model) is None
+    with pytest.raises(RequestError, match="needs a draft head"):
+        LLM(model, speculation="eagle")
+    with pytest.raises(ModelError, match="vocab_size is 300, the target's is 269"):
+        LLM(model, speculation="eagle", draft=tiny_head(tmp_path, vocabulary=300))
+    small = tiny_llama(tmp_path / "small.gguf", layers=2)
+    with pytest.raises(ModelError, match="2 layers"):
+        LLM(small, draft=tiny_head(tmp_path))
