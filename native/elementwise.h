@@ -58,6 +58,21 @@ inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_e
     }
 }
 
+// y[row][b] = the largest of x's columns [32 b, 32 b + 32), NaN if one of them is.
+inline void maxima(Matrix x, Matrix y, int row_begin, int row_end, int column_begin, int column_end) {
+    constexpr float kNothing = -__builtin_inff();
+    for (int row = row_begin; row < row_end; ++row) {
+        const float* in = x.row(row);
+        for (int c = column_begin; c < column_end; c += kMaximum) {
+            const int count = column_end - c;
+            const Vec low = keep_first(load_columns(in + c, count), count, kNothing);
+            const Vec high = keep_first(load_columns(in + c + kLanes, count - kLanes), count - kLanes, kNothing);
+            const float magnitude = largest_magnitude(max_magnitude(low, high));  // it alone keeps a NaN
+            y.row(row)[c / kMaximum] = magnitude == magnitude ? largest(max(low, high)) : magnitude;
+        }
+    }
+}
+
 // A group of numbers no larger than this counts as zero: 127 / magnitude must be finite.
 constexpr float kSmallest = 1e-36f;
 

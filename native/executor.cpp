@@ -46,7 +46,7 @@ void Executor::check(const Pass& pass) const {
 
 void Executor::prepare(const Pass& pass) {
     for (Buffer& b : buffers_) {
-        b.memory.reserve(size_t(b.wanted ? pass.wanted_rows : pass.rows) * b.width);
+        moved_ |= b.memory.reserve(size_t(b.wanted ? pass.wanted_rows : pass.rows) * b.width);
         b.filled = std::min(b.filled, 0);  // what was filled is used up
     }
     for (const auto& q : quantised_) {
@@ -96,7 +96,7 @@ void Executor::plan_attention() {
     states_.reserve(total);
 }
 
-void Executor::run(const Pass& pass) {
+bool Executor::run(const Pass& pass) {
     check(pass);
     pass_ = pass;
     prepare(pass);
@@ -117,6 +117,7 @@ void Executor::run(const Pass& pass) {
             start = end;
         }
     });
+    return std::exchange(moved_, false);
 }
 
 void Executor::profile(bool on) {

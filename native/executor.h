@@ -23,11 +23,13 @@ namespace outrider {
 template <class T>
 class Array {
 public:
-    void reserve(size_t count) {
-        if (count <= count_) return;
+    // Whether it had to grow, and now lies elsewhere.
+    bool reserve(size_t count) {
+        if (count <= count_) return false;
         data_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
         if (!data_) throw std::bad_alloc();
         count_ = count;
+        return true;
     }
     T* data() const { return data_.get(); }
 
@@ -82,8 +84,10 @@ public:
                    int out);
     void swiglu(int gate_up, int out);
     void select(int x, int out);  // the wanted rows of x
+    void maxima(int x, int out);  // the largest of each 32 columns of x
 
-    void run(const Pass& pass);
+    // Returns whether some buffer lies elsewhere than after the pass before.
+    bool run(const Pass& pass);
 
     // Seconds spent in each kind of operation while `profile(true)` was in force, in the order of the program.
     void profile(bool on);
@@ -156,6 +160,7 @@ private:
     std::vector<Operation> operations_;
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     bool profiling_ = false;
+    bool moved_ = false;  // whether a buffer grew, and lies elsewhere, since the last pass
     std::shared_ptr<LinearPlan> last_plan_;
     size_t last_linear_ = 0;  // the operation of last_plan_
     int vocabulary_ = 0;

@@ -15,6 +15,7 @@ constexpr int kTile = 16;      // outputs that are stored, and computed, togethe
 constexpr int kGroup = 32;     // inputs that share a scale
 constexpr int kRowBlock = 8;   // rows whose quantised activations are interleaved
 constexpr int kKvBlock = 32;   // positions in a block of the KV cache, and in a chunk of the attention's sum
+constexpr int kMaximum = 32;   // columns of the logits that share one maximum
 constexpr int kSegment = 256;  // positions whose partial attention may be computed apart
 
 // How a weight is stored once packed. All quantised ones mean  w = scale * (code - offset) + minimum  per group.
@@ -148,6 +149,7 @@ struct Kernels {
     void (*rms_norm)(Matrix x, const float* weight, float epsilon, Matrix y, int width, int row_begin, int row_end,
                      int column_begin, int column_end);
     void (*swiglu)(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end);
+    void (*maxima)(Matrix x, Matrix y, int row_begin, int row_end, int column_begin, int column_end);
     void (*embed)(const Weight&, const int32_t* tokens, Matrix y, int row_begin, int row_end, int column_begin,
                   int column_end);
     void (*write_kv)(const KvLayer&, const RowMap&, Matrix k, Matrix v, int row_begin, int row_end, int head_begin,

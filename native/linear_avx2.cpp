@@ -113,6 +113,7 @@ struct Avx2Linear {
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, swiglu, embed, write_kv, attention, merge_attention};
+const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, swiglu, maxima, embed, write_kv, attention,
+                              merge_attention};
 
 }  // namespace outrider

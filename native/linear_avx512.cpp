@@ -85,7 +85,7 @@ struct Avx512Linear {
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise, rms_norm, swiglu,
+const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise, rms_norm, swiglu, maxima,
                                 embed,        write_kv, attention, merge_attention};
 
 }  // namespace outrider

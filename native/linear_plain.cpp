@@ -46,7 +46,7 @@ struct PlainLinear {
 }  // namespace
 
 extern const Kernels kPlainKernels;
-const Kernels kPlainKernels = {"plain", linear<PlainLinear>, quantise, rms_norm, swiglu,
+const Kernels kPlainKernels = {"plain", linear<PlainLinear>, quantise, rms_norm, swiglu, maxima,
                                embed,   write_kv, attention, merge_attention};
 
 }  // namespace outrider

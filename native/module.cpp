@@ -21,7 +21,7 @@ using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device:
 using Cache = nb::ndarray<uint16_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
 
 // Everything that can be checked once per call is checked here or in Executor::run, before a thread starts.
-void run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
+bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
          Ints tail_offsets, Ints tail_slots, Ints wanted, Cache keys, Cache values) {
     const size_t rows = tokens.shape(0);
     if (positions.shape(0) != rows || slots.shape(0) != rows || requests.shape(0) != rows ||
@@ -48,7 +48,7 @@ void run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints reque
     pass.kv_heads = int(keys.shape(2));
     pass.head_dim = int(keys.shape(3));
     nb::gil_scoped_release release;
-    executor.run(pass);
+    return executor.run(pass);
 }
 
 }  // namespace
@@ -104,6 +104,7 @@ NB_MODULE(_native, m) {
              "head_dim"_a, "scale"_a, "out"_a)
         .def("swiglu", &Executor::swiglu, "gate_up"_a, "out"_a)
         .def("select", &Executor::select, "x"_a, "out"_a)
+        .def("maxima", &Executor::maxima, "x"_a, "out"_a)
         .def("run", &run, "tokens"_a, "positions"_a, "slots"_a, "requests"_a, "tables"_a, "tail_starts"_a,
              "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "keys"_a.noconvert(), "values"_a.noconvert())
         .def("output",

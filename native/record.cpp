@@ -74,7 +74,7 @@ int Executor::input(int width) {
 void Executor::fill(int buffer, const float* values, int rows) {
     Buffer& b = buffers_.at(size_t(buffer));
     require(b.filled >= 0, "fill: the buffer is not an input");
-    b.memory.reserve(size_t(rows) * b.width);
+    moved_ |= b.memory.reserve(size_t(rows) * b.width);
     std::copy_n(values, size_t(rows) * b.width, b.memory.data());
     b.filled = rows;
 }
@@ -364,6 +364,15 @@ void Executor::select(int x, int out) {
     record_columns("select", -1, out, kGroup, [this, x, out](int row_begin, int row_end, int begin, int end) {
         for (int row = row_begin; row < row_end; ++row)
             std::copy_n(matrix(x).row(pass_.wanted[row]) + begin, end - begin, matrix(out).row(row) + begin);
+    });
+}
+
+void Executor::maxima(int x, int out) {
+    require(width(out) == (width(x) + kMaximum - 1) / kMaximum, "maxima: the output must hold one for each 32 columns");
+    require(is_wanted(x) == is_wanted(out), "maxima: the buffers' rows differ");
+    writes(out);
+    record_columns("maxima", x, x, kMaximum, [this, x, out](int row_begin, int row_end, int begin, int end) {
+        kernels_.maxima(matrix(x), matrix(out), row_begin, row_end, begin, end);
     });
 }
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 // GCC compiles such a loop once per instruction set, and chooses when the module is loaded.
@@ -60,6 +61,27 @@ PER_PROCESSOR void weigh(const float* logits, size_t n, float peak, float scale,
 }
 
 #define LARGER(x, y) ((x) > (y) ? (x) : (y))
+
+// Where the largest value is, the first on ties; NaN counts as the largest, as in NumPy's argmax.
+PER_PROCESSOR size_t first_largest(const float* values, size_t n) {
+    Floats8 best;
+    Ints8 nan = {};
+    for (int lane = 0; lane < 8; ++lane) best[lane] = -kInfinity;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        Floats8 next;
+        std::memcpy(&next, values + i, sizeof next);
+        best = LARGER(next, best);
+        nan |= next != next;
+    }
+    float largest = -kInfinity;
+    bool all_numbers = true;
+    for (int lane = 0; lane < 8; ++lane) largest = LARGER(best[lane], largest), all_numbers &= !nan[lane];
+    for (; i < n; ++i) largest = LARGER(values[i], largest), all_numbers &= values[i] == values[i];
+    size_t place = 0;
+    while (place + 1 < n && (all_numbers ? values[place] != largest : values[place] == values[place])) ++place;
+    return place;
+}
 
 // The largest value of each block.
 PER_PROCESSOR void block_maxima(const float* values, size_t n, float* maxima) {
@@ -299,6 +321,14 @@ nb::object array(std::unique_ptr<T[]> values, size_t n) {
     return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
+// Place of the largest logit, the first on ties; NaN counts as the largest. maxima: of each block of logits.
+size_t argmax(Floats logits, Floats maxima) {
+    const size_t n = logits.shape(0), blocks = maxima.shape(0);
+    if (n == 0 || blocks != (n + kBlock - 1) / kBlock) throw std::invalid_argument("maxima: not one per 32 logits");
+    const size_t start = first_largest(maxima.data(), blocks) * kBlock;
+    return start + first_largest(logits.data() + start, std::min(kBlock, n - start));
+}
+
 // Ids (None: all), weights exp((logit - peak) / temperature) and their sum, after top-k, top-p and min-p.
 nb::tuple law(Floats logits, float peak, double temperature, size_t k, double share, double least) {
     const size_t n = logits.shape(0);
@@ -346,6 +376,7 @@ size_t race(Ints ids, Floats weights, uint64_t key) {
 }  // namespace
 
 NB_MODULE(_sampling, module) {
+    module.def("argmax", &argmax, "logits"_a, "maxima"_a);
     module.def("law", &law, "logits"_a, "peak"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
     module.def("pick", &pick, "weights"_a, "uniform"_a);
     module.def("race", &race, "ids"_a, "weights"_a, "key"_a);

@@ -71,7 +71,7 @@ def everything_accepted(engine):
 
     def careless(request, detokeniser):
         submit(request, detokeniser)
-        request.verify = lambda logits, proposal, params, noise, history: Outcome(
+        request.verify = lambda logits, proposal, params, noise, history, maxima: Outcome(
             tuple(range(len(proposal))) if set(proposal.parents) <= set(range(-1, len(proposal) - 1)) else (),
             int(logits[-1].argmax()),
         )

@@ -267,7 +267,7 @@ def rows_off_by_one(verify):
 def redrawn_from_p(verify):
     """After a rejection the token is drawn from p, not from what q left of it (B08)."""
 
-    def faulty(logits, proposal, params, noise, history):
+    def faulty(logits, proposal, params, noise, history, maxima):
         outcome = verify(logits, proposal, params, noise, history)
         node = outcome.path[-1] if outcome.path else ROOT
         if not proposal.children(node):
@@ -280,14 +280,14 @@ def redrawn_from_p(verify):
 
 def draws_used_again(verify):
     """A later step settles with the numbers that an earlier one looked at."""
-    return lambda logits, proposal, params, noise, history: verify(
+    return lambda logits, proposal, params, noise, history, maxima: verify(
         logits, proposal, params, replace(noise, committed=0), history
     )
 
 
 def unfiltered(verify):
     """The request's rules are forgotten at verification (B04)."""
-    return lambda logits, proposal, params, noise, history: verify(
+    return lambda logits, proposal, params, noise, history, maxima: verify(
         logits, proposal, SamplingParams(temperature=1.0), noise, history
     )
 
@@ -295,7 +295,7 @@ def unfiltered(verify):
 def penalised_once_a_step(verify):
     """Every row is judged by the committed tokens alone (B59)."""
 
-    def faulty(logits, proposal, params, noise, history):
+    def faulty(logits, proposal, params, noise, history, maxima):
         tokens_to = Proposal.tokens_to
         try:
             Proposal.tokens_to = lambda self, node: []

@@ -86,7 +86,7 @@ def test_a_constraint_is_asked_about_each_rows_own_path() -> None:
     rising = Toy(lambda output: {(output[-1] if output else 0) + 1}, vocabulary=5)
     proposal = Proposal((1, 1, 2), (ROOT, ROOT, 1), "n", (1.0,) * 3, (None,) * 3)
     row = rows(np.stack([LOGITS] * 4), proposal, SamplingParams(), History([0], 1, constraint=rising))
-    assert [greedy_token(row(node)) for node in (ROOT, 0, 1, 2)] == [1, 2, 2, 3]
+    assert [greedy_token(*row(node)) for node in (ROOT, 0, 1, 2)] == [1, 2, 2, 3]
 
 
 def test_constraint_and_allowed_tokens_hold_together_and_may_leave_nothing() -> None:
@@ -156,13 +156,21 @@ def test_each_node_of_a_tree_sees_its_own_path() -> None:  # B60
     logits = np.stack([LOGITS] * 5)
     row = rows(logits, tree, params, History([4, 2], 1))
     for node, path in {ROOT: [], 0: [1], 1: [2], 2: [1, 1], 3: [2, 0]}.items():
-        np.testing.assert_allclose(row(node), literal(LOGITS, params, [4], [2, *path]))
+        np.testing.assert_allclose(row(node)[0], literal(LOGITS, params, [4], [2, *path]))
 
 
 def test_neutral_values_leave_the_row_alone() -> None:
     logits = np.stack([LOGITS] * 2)
-    row = rows(logits, Proposal.chain([1], "n"), SamplingParams(), History([1, 2], 1, {3}))
-    assert np.shares_memory(row(0), logits)
+    maxima = logits.max(axis=1, keepdims=True)
+    row = rows(logits, Proposal.chain([1], "n"), SamplingParams(), History([1, 2], 1, {3}), maxima)
+    assert all(np.shares_memory(mine, whole[1]) for mine, whole in zip(row(0), (logits, maxima), strict=True))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(logit_bias={1: -5}), SamplingParams(presence_penalty=2)])
+def test_a_row_that_was_changed_has_no_maxima(params: SamplingParams) -> None:
+    logits = LOGITS[np.newaxis]
+    row = rows(logits, Proposal(), params, History([1, 2], 1), logits.max(axis=1, keepdims=True))
+    assert row(ROOT)[1] is None
 
 
 def test_what_is_not_a_number_stays_so_under_a_mask() -> None:

@@ -17,7 +17,7 @@ from outrider.models.base import CausalLM
 from outrider.request import Detokeniser, Emitted, Request
 from outrider.sampling import Logprobs, logprobs
 from outrider.scheduler import Commit, Run, Scheduler, Work
-from outrider.types import ROOT, FloatArray, Proposal, Source
+from outrider.types import ROOT, FloatArray, Output, Proposal, Source
 
 
 class Engine:
@@ -90,7 +90,7 @@ class Engine:
         try:
             rows = self.cache.reserve(batch, proposals)
             output = self.target.forward(rows, self.cache)
-            runs = _verify(output.logits, batch, proposals)
+            runs = _verify(output, batch, proposals)
             commits = self.scheduler.advance(batch, proposals, runs)
             for commit in commits:
                 self.cache.commit(commit.work.sequence, commit.work.end, commit.kept)
@@ -135,35 +135,35 @@ class Engine:
         return emitted
 
 
-def _verify(logits: FloatArray, batch: Sequence[Work], proposals: Sequence[Proposal]) -> list[Run | Exception | None]:
+def _verify(output: Output, batch: Sequence[Work], proposals: Sequence[Proposal]) -> list[Run | Exception | None]:
     """The run of each piece of work whose logits were wanted, or why it has none."""
+    logits, maxima = output.logits, output.maxima
     runs: list[Run | Exception | None] = []
     row = 0
     for work, proposal in zip(batch, proposals, strict=True):
         if not work.wanted:
             runs.append(None)
             continue
-        count = 1 + len(proposal)
+        end = row + 1 + len(proposal)
         try:
-            runs.append(_run(work.request, logits[row : row + count], proposal))
+            runs.append(_run(work.request, proposal, logits[row:end], None if maxima is None else maxima[row:end]))
         except Exception as error:
             runs.append(error)
-        row += count
+        row = end
     return runs
 
 
-def _run(request: Request, logits: FloatArray, proposal: Proposal) -> Run:
+def _run(request: Request, proposal: Proposal, logits: FloatArray, maxima: FloatArray | None) -> Run:
     """Verify one proposal; logits: [1 + nodes, vocabulary], the first row that of the last committed token."""
-    outcome = request.verify(logits, proposal, request.params, request.noise, request.history)
+    outcome = request.verify(logits, proposal, request.params, request.noise, request.history, maxima)
     path = outcome.path
-    tokens = (*(proposal.tokens[node] for node in path), outcome.token)
-    sources: list[Source] = ["accepted"] * len(path)
-    if proposal:
-        sources.append("recovered" if proposal.children(path[-1] if path else ROOT) else "bonus")
-    else:
-        sources.append("plain")
+    tokens = (*[proposal.tokens[node] for node in path], outcome.token)
+    last: Source = "plain"
+    if proposal.tokens:
+        last = "recovered" if proposal.children(path[-1] if path else ROOT) else "bonus"
+    accepted: list[Source] = ["accepted"] * len(path)
     entries: tuple[Logprobs, ...] = ()
     if (n := request.params.logprobs) is not None:
         rows = (1 + node for node in (ROOT, *path))
         entries = tuple(logprobs(logits[row], token, n) for row, token in zip(rows, tokens, strict=True))
-    return Run(path, tokens, tuple(sources), entries)
+    return Run(path, tokens, (*accepted, last), entries)

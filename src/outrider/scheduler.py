@@ -162,8 +162,10 @@ class Scheduler:
             self._reuse(request)  # what another one may have computed since
         self._preempt()
         self._admit()
-        decoding = [request for request in self.running if request.uncomputed == 1]
-        prefilling = [request for request in self.running if request.uncomputed > 1]
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            (decoding if request.uncomputed == 1 else prefilling).append(request)
         rows = max(self._chunk - len(decoding), 0)
         drafts = []
         for place, request in enumerate(decoding):
@@ -185,7 +187,7 @@ class Scheduler:
         batch = []
         for request, wish in zip(decoding, drafts, strict=True):
             end = len(request.tokens)
-            most, free = self._fit(end, wish, free)
+            most, free = self._fit(end, wish, free) if wish else (0, free)
             batch.append(Work(request, end - 1, end, most, wanted=True))
         return batch + prompts
 
@@ -291,7 +293,8 @@ class Scheduler:
 
         A request alone always can: `submit` took care of that.
         """
-        while self._cache.pool.free < sum(self._cache.missing(r.kv, r.kv.length + 1) for r in self.running):
+        pool, running = self._cache.pool, self.running
+        while pool.free < len(running) and pool.free < sum(self._cache.missing(r.kv, r.kv.length + 1) for r in running):
             request = self.running.pop()
             self._cache.release(request.kv, request.reusable)
             request.stats.preemptions += 1

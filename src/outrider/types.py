@@ -130,6 +130,7 @@ class Output:
 
     logits: FloatArray  # [w, vocabulary], the wanted rows in order
     taps: dict[int, FloatArray] = field(default_factory=dict)  # layer -> [n, hidden], inputs of that layer
+    maxima: FloatArray | None = None  # [w, ceil(vocabulary / 32)], the largest of each 32 logits; NaN if one of them is
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class KVCache:
 
     def missing(self, sequence: KVSequence, positions: int) -> int:
         """How many more blocks the sequence needs to hold that many positions."""
-        return max(0, self.blocks_for(positions) - len(sequence.blocks))
+        return max(0, -(-positions // BLOCK) - len(sequence.blocks))
 
     def reserve(self, work: Sequence[Stretch], proposals: Sequence[Proposal]) -> Rows:
         """Reserve blocks for the stretches and their proposals (one each), and lay out the rows of the pass.
@@ -91,42 +91,46 @@ class KVCache:
         wanted: list[int] = []
         for number, (stretch, proposal) in enumerate(zip(work, proposals, strict=True)):
             sequence, committed = stretch.sequence, stretch.tokens
-            start, end = sequence.length, sequence.length + len(committed)
-            last = end + len(proposal)
-            sequence.extend(self.pool.take(self.missing(sequence, last)))
+            start = sequence.length
+            end = start + len(committed)
+            last = end + len(proposal.tokens)
+            if missing := self.missing(sequence, last):
+                sequence.extend(self.pool.take(missing))
             if stretch.wanted:
-                wanted += range(len(tokens) + len(committed) - 1, len(tokens) + last - start)
+                wanted += range(len(tokens) + end - start - 1, len(tokens) + last - start)
             tokens += committed
             tokens += proposal.tokens
             slots += sequence.slots(range(start, last))
             requests += [number] * (last - start)
-            straight = _straight(proposal.parents)
-            positions += range(start, end + straight)
-            tail_starts += range(start + 1, end + straight + 1)
-            tail_offsets += [len(tail_slots)] * (end + straight - start)
-            if straight < len(proposal):
-                for path in _paths(proposal.parents)[straight:]:
+            straight = end + _straight(proposal.parents)
+            positions += range(start, straight)
+            tail_starts += range(start + 1, straight + 1)
+            tail_offsets += [len(tail_slots)] * (straight - start)
+            if straight < last:
+                for path in _paths(proposal.parents)[straight - end :]:
                     positions.append(end - 1 + len(path))
                     tail_starts.append(end)
                     tail_slots += sequence.slots([end + node for node in path])
                     tail_offsets.append(len(tail_slots))
         if len(work) == 1:
-            tables = work[0].sequence.table[np.newaxis]
+            tables = sequence.table[np.newaxis]
         else:
             tables = np.zeros((len(work), max((len(s.sequence.blocks) for s in work), default=0)), np.int32)
             for table, stretch in zip(tables, work, strict=True):
                 table[: len(stretch.sequence.blocks)] = stretch.sequence.table
-        per_row = np.array((tokens, positions, slots, requests, tail_starts), np.int32)  # one array is faster than five
+        n = len(tokens)
+        lists = tokens + positions + slots + requests + tail_starts + tail_offsets + tail_slots + wanted
+        packed = np.array(lists, np.int32)  # one array is made faster than eight
         return Rows(
-            tokens=per_row[0],
-            positions=per_row[1],
-            slots=per_row[2],
-            requests=per_row[3],
+            tokens=packed[:n],
+            positions=packed[n : 2 * n],
+            slots=packed[2 * n : 3 * n],
+            requests=packed[3 * n : 4 * n],
             tables=tables,
-            tail_starts=per_row[4],
-            tail_offsets=np.array(tail_offsets, np.int32),
-            tail_slots=np.array(tail_slots, np.int32),
-            wanted=np.array(wanted, np.int32),
+            tail_starts=packed[4 * n : 5 * n],
+            tail_offsets=packed[5 * n : 6 * n + 1],
+            tail_slots=packed[6 * n + 1 : len(packed) - len(wanted)],
+            wanted=packed[len(packed) - len(wanted) :],
         )
 
     def commit(self, sequence: KVSequence, end: int, path: Sequence[int]) -> None:

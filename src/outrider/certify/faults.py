@@ -166,7 +166,12 @@ def penalties_once_a_step(parts: Parts) -> Parts:
 
     def plant(rule: Verify) -> Verify:
         def faulty(
-            logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History
+            logits: FloatArray,
+            proposal: Proposal,
+            params: SamplingParams,
+            noise: Noise,
+            history: History,
+            maxima: FloatArray | None = None,
         ) -> Outcome:
             penalised = np.stack([adjusted(row, params, history) for row in logits])
             plain = replace(params, logit_bias={}, repetition_penalty=1, presence_penalty=0, frequency_penalty=0)
@@ -197,9 +202,14 @@ def _with_noise(rule: Verify, change: Callable[[Noise], Noise]) -> Verify:
     """The rule, with other random numbers."""
 
     def faulty(
-        logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History
+        logits: FloatArray,
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        history: History,
+        maxima: FloatArray | None = None,
     ) -> Outcome:
-        return rule(logits, proposal, params, change(noise), history)
+        return rule(logits, proposal, params, change(noise), history, maxima)
 
     return faulty
 
@@ -208,9 +218,14 @@ def _redrawn(rule: Verify, left: Callable[[Distribution, int, DoubleArray | None
     """The rule, where after the rejection of a chain's token the next one is drawn from left(p, token, q)."""
 
     def faulty(
-        logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History
+        logits: FloatArray,
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        history: History,
+        maxima: FloatArray | None = None,
     ) -> Outcome:
-        outcome = rule(logits, proposal, params, noise, history)
+        outcome = rule(logits, proposal, params, noise, history, maxima)
         node = outcome.path[-1] if outcome.path else ROOT
         rejected = proposal.children(node)
         if not rejected:

@@ -1,5 +1,6 @@
 from outrider.types import DoubleArray, FloatArray, IntArray
 
+def argmax(logits: FloatArray, maxima: FloatArray) -> int: ...
 def law(
     logits: FloatArray, peak: float, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[IntArray | None, FloatArray, float]: ...

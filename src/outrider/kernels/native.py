@@ -37,6 +37,9 @@ from outrider.program import (
 from outrider.types import FloatArray, Output, Rows
 from outrider.weights.weight import Weight
 
+MAXIMUM = 32
+"""Logits that share a maximum in `Output.maxima`."""
+
 
 class NativeProgram:
     """A program on the native kernels: `run` computes its outputs for the rows of one pass."""
@@ -69,7 +72,8 @@ class NativeProgram:
         places = lowering.lower(program)
         self._inputs = lowering.inputs
         self._read = lowering.read
-        self._outputs = [(name, places[buffer.index], buffer.wanted) for name, buffer in program.outputs.items()]
+        self._outputs = {name: (places[buffer.index], buffer.wanted) for name, buffer in program.outputs.items()}
+        self._views: dict[tuple[int, int], FloatArray] = {}
 
     @property
     def weight_bytes(self) -> int:
@@ -85,7 +89,7 @@ class NativeProgram:
         """
         for name, values in inputs.items():
             self._executor.fill(self._inputs[name], values)
-        self._executor.run(
+        moved = self._executor.run(
             rows.tokens,
             rows.positions,
             rows.slots,
@@ -98,10 +102,18 @@ class NativeProgram:
             cache.keys,
             cache.values,
         )
+        if moved:
+            self._views.clear()
         return {
-            name: self._executor.output(place, len(rows.wanted if wanted else rows.tokens))
-            for name, place, wanted in self._outputs
+            name: self._view(place, len(rows.wanted if wanted else rows.tokens))
+            for name, (place, wanted) in self._outputs.items()
         }
+
+    def _view(self, buffer: int, rows: int) -> FloatArray:
+        """The first rows of a buffer; the views are kept, since making one takes longer than all else around a pass."""
+        if (view := self._views.get((buffer, rows))) is None:
+            view = self._views[buffer, rows] = self._executor.output(buffer, rows)
+        return view
 
     def profile(self, on: bool) -> None:
         """Start afresh, or stop, to measure the time of each operation; see `profiled`."""
@@ -133,12 +145,17 @@ class NativeModel(NativeProgram):
         self.context_length = context_length
         self.kv_shape = kv_shape
         self.vocabulary_size = program.outputs["logits"].width
+        logits, wanted = self._outputs["logits"]
+        maxima = self._executor.buffer(-(-self.vocabulary_size // MAXIMUM), wanted)
+        self._executor.maxima(logits, maxima)
+        self._outputs["maxima"] = maxima, wanted
         self._taps = {name: int(name.removeprefix("tap.")) for name in program.outputs if name != "logits"}
 
     def forward(self, rows: Rows, cache: KVCache) -> Output:
         """One pass over all rows; the arrays of the result are views that the next pass overwrites."""
         outputs = self.run(rows, cache)
-        return Output(outputs["logits"], {layer: outputs[name] for name, layer in self._taps.items()})
+        taps = {layer: outputs[name] for name, layer in self._taps.items()}
+        return Output(outputs["logits"], taps, outputs["maxima"])
 
 
 def choose_kernels(name: str | None = None) -> str:

@@ -56,9 +56,12 @@ class Distribution:
         return p
 
 
-def greedy_token(logits: FloatArray) -> int:
-    """The most probable token of a row ([vocabulary]), the lowest id on ties. Raises NumericError."""
-    token = int(logits.argmax())
+def greedy_token(logits: FloatArray, maxima: FloatArray | None = None) -> int:
+    """The most probable token of a row ([vocabulary]), the lowest id on ties. Raises NumericError.
+
+    maxima  the largest of each 32 logits, if they are at hand: then few logits are looked at.
+    """
+    token = int(logits.argmax()) if maxima is None else _sampling.argmax(logits, maxima)
     if not math.isfinite(logits[token]):  # argmax takes NaN for the largest
         raise NumericError(f"logits: the largest is {logits[token]} (token {token}); it must be a finite number")
     return token
@@ -70,13 +73,13 @@ def likeliest(logits: FloatArray) -> tuple[int, float]:
     return token, 1 / _sampling.law(logits, logits[token], 1.0, 0, 1.0, 0.0)[2]
 
 
-def distribution(logits: FloatArray, params: SamplingParams) -> Distribution:
+def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray | None = None) -> Distribution:
     """The law of the next token after temperature, top-k, top-p and min-p, each on what the one before left.
 
-    logits: float32, [vocabulary], after `adjusted`; left as they are. Ties at an edge keep the lowest ids. -inf means
-    impossible; raises NumericError for NaN, +inf, or where nothing is possible.
+    logits: float32, [vocabulary], after `adjusted`; left as they are. maxima: as for `greedy_token`. Ties at an edge
+    keep the lowest ids. -inf means impossible; raises NumericError for NaN, +inf, or where nothing is possible.
     """
-    top = greedy_token(logits)
+    top = greedy_token(logits, maxima)
     if params.temperature == 0:
         return Distribution(np.array([top], np.int32), np.ones(1, np.float32))
     ids, weights, total = _sampling.law(

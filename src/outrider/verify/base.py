@@ -1,5 +1,5 @@
-"""What the acceptance rules have in common: their signature, the rows that they judge, and the walk of those rules in
-which the target draws by itself.
+"""What the acceptance rules have in common: their signature, the rows that they judge and the laws of these, and the
+walk of those rules in which the target draws by itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from outrider.randomness import Noise
-from outrider.sampling import History, SamplingParams, adjusted
+from outrider.sampling import Distribution, History, SamplingParams, adjusted, distribution
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 
 
@@ -16,7 +16,13 @@ class Verify(Protocol):
     """An acceptance rule: a pure function; the same arguments give the same outcome, and none is modified."""
 
     def __call__(
-        self, logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History
+        self,
+        logits: FloatArray,
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        history: History,
+        maxima: FloatArray | None = None,
     ) -> Outcome:
         """Which drafted nodes are accepted, and the token after them.
 
@@ -24,6 +30,8 @@ class Verify(Protocol):
         proposal  its ids are known to be inside the vocabulary; nothing else about it is trusted.
         noise     at the output position of the token that row 0 predicts.
         history   what comes before row 0.
+        maxima    the largest of each 32 logits, [1 + len(proposal), ceil(vocabulary / 32)], if they are at hand: the
+                  outcome is the same without, but takes longer to find.
 
         Raises NumericError if a row that decides is not a number.
         """
@@ -31,19 +39,37 @@ class Verify(Protocol):
 
 
 def rows(
-    logits: FloatArray, proposal: Proposal, params: SamplingParams, history: History
-) -> Callable[[int], FloatArray]:
-    """A function from a node (ROOT: the last committed token) to its row after bias, masks and penalties.
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Callable[[int], tuple[FloatArray, FloatArray | None]]:
+    """A function from a node (ROOT: the last committed token) to its row after bias, masks and penalties, and to the
+    row's maxima, if they are at hand.
 
     Each row sees the committed tokens and those of its own path; rows that nobody asks for cost nothing.
     """
     if not params.adjusts and history.allowed is None and history.constraint is None:
-        return lambda node: logits[node + 1]
+        return lambda node: (logits[node + 1], None if maxima is None else maxima[node + 1])
+    return lambda node: (adjusted(logits[node + 1], params, history, proposal.tokens_to(node)), None)
 
-    def row(node: int) -> FloatArray:
-        return adjusted(logits[node + 1], params, history, proposal.tokens_to(node))
 
-    return row
+def laws(
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Callable[[int], Distribution]:
+    """A function from a node to the law of the token after it, under all sampling rules."""
+    row = rows(logits, proposal, params, history, maxima)
+
+    def law(node: int) -> Distribution:
+        values, largest = row(node)
+        return distribution(values, params, largest)
+
+    return law
 
 
 def follow(proposal: Proposal, choose: Callable[[int, int], int]) -> Outcome:

@@ -7,32 +7,39 @@ paper's M_b and M_s are the target's p and the drafter's q here, its gamma is th
 from __future__ import annotations
 
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, History, SamplingParams, distribution
+from outrider.sampling import Distribution, History, SamplingParams
 from outrider.types import FloatArray, Outcome, Proposal
 from outrider.verify import rejection
-from outrider.verify.base import rows
+from outrider.verify.base import laws
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
+def verify(
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    noise: Noise,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Outcome:
     """A text with the target's law, if each node was drawn from its q, or chosen without chance (q None).
 
     The paper has no rule for trees: one that branches is left to `rejection`, which keeps the law as well. Like its
     length, the shape of a proposal must not depend on the tokens drawn. See `Verify` for the arguments.
     """
     if any(parent != node - 1 for node, parent in enumerate(proposal.parents)):
-        return rejection.verify(logits, proposal, params, noise, history)
-    row = rows(logits, proposal, params, history)
-    laws: list[Distribution] = []  # p( . | X^i), i = 0, 1, ...
+        return rejection.verify(logits, proposal, params, noise, history, maxima)
+    law_after = laws(logits, proposal, params, history, maxima)
+    targets: list[Distribution] = []  # p( . | X^i), i = 0, 1, ...
     shares = [1.0]  # p_i = min(p_(i-1) p(X_i) / q(X_i), 1)
     for node, (token, q) in enumerate(zip(proposal.tokens, proposal.q, strict=True)):
         if not rejection.could_draw(q, token, logits.shape[1]):
             break  # a broken drafter: the chain ends before
-        laws.append(distribution(row(node - 1), params))
-        ratio = laws[node].probability(token) / (1.0 if q is None else float(q[token]))
+        targets.append(law_after(node - 1))
+        ratio = targets[node].probability(token) / (1.0 if q is None else float(q[token]))
         shares.append(min(shares[node] * ratio, 1.0))
         if shares[-1] == 0:
             break  # nothing from here on can be accepted
-    length = len(laws)
+    length = len(targets)
     # The longest accepted prefix: the last i with eta_i <= h_i, found from the end.
     for accepted in range(length, 0, -1):
         eta = noise.ahead(accepted - 1).uniform(Purpose.ACCEPT)
@@ -40,7 +47,7 @@ def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise
             probability = shares[accepted]  # h_gamma = p_gamma
         else:
             token, q = proposal.tokens[accepted], proposal.q[accepted]
-            probability = _keep(rejection.excess(laws[accepted], token, q, shares[accepted]).sum(), shares[accepted])
+            probability = _keep(rejection.excess(targets[accepted], token, q, shares[accepted]).sum(), shares[accepted])
         if eta <= probability:
             break
     else:
@@ -48,9 +55,9 @@ def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise
     uniform = noise.ahead(accepted).uniform(Purpose.RESIDUAL)
     path = tuple(range(accepted))
     if accepted == length:
-        return Outcome(path, distribution(row(accepted - 1), params).draw(uniform))
+        return Outcome(path, law_after(accepted - 1).draw(uniform))
     token, q = proposal.tokens[accepted], proposal.q[accepted]
-    law = rejection.residual(laws[accepted], token, q, shares[accepted])  # norm(max(0, p_tau p - q))
+    law = rejection.residual(targets[accepted], token, q, shares[accepted])  # norm(max(0, p_tau p - q))
     return Outcome(path, law.draw(uniform))
 
 

@@ -8,12 +8,19 @@ drafter that draws with `Distribution.draw_coupled` and the noise it is given (`
 from __future__ import annotations
 
 from outrider.randomness import Noise
-from outrider.sampling import History, SamplingParams, distribution
+from outrider.sampling import History, SamplingParams
 from outrider.types import FloatArray, Outcome, Proposal
-from outrider.verify.base import follow, rows
+from outrider.verify.base import follow, laws
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
+def verify(
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    noise: Noise,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Outcome:
     """The text that plain decoding draws with the same seed. See `Verify` for the arguments."""
-    row = rows(logits, proposal, params, history)
-    return follow(proposal, lambda node, depth: distribution(row(node), params).draw_coupled(noise.ahead(depth)))
+    law = laws(logits, proposal, params, history, maxima)
+    return follow(proposal, lambda node, depth: law(node).draw_coupled(noise.ahead(depth)))

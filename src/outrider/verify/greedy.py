@@ -8,7 +8,14 @@ from outrider.types import FloatArray, Outcome, Proposal
 from outrider.verify.base import follow, rows
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
+def verify(
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    noise: Noise,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Outcome:
     """The text of plain greedy decoding; the lowest id wins a tie. See `Verify` for the arguments."""
-    row = rows(logits, proposal, params, history)
-    return follow(proposal, lambda node, depth: greedy_token(row(node)))
+    row = rows(logits, proposal, params, history, maxima)
+    return follow(proposal, lambda node, depth: greedy_token(*row(node)))

@@ -11,21 +11,28 @@ import math
 import numpy as np
 
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, History, SamplingParams, distribution
+from outrider.sampling import Distribution, History, SamplingParams
 from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Proposal
-from outrider.verify.base import rows
+from outrider.verify.base import laws
 
 
-def verify(logits: FloatArray, proposal: Proposal, params: SamplingParams, noise: Noise, history: History) -> Outcome:
+def verify(
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    noise: Noise,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Outcome:
     """A text with the target's law, if each node was drawn from its q, or chosen without chance (q None).
 
     A sibling drawn without replacement has as q the law without its elder siblings. See `Verify` for the arguments.
     """
-    row = rows(logits, proposal, params, history)
+    law_after = laws(logits, proposal, params, history, maxima)
     path: list[int] = []
     node = ROOT
     while True:
-        law = distribution(row(node), params)
+        law = law_after(node)
         here = noise.ahead(len(path))
         for sibling, child in enumerate(proposal.children(node)):
             token, q = proposal.tokens[child], proposal.q[child]
