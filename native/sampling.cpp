@@ -170,31 +170,58 @@ PER_PROCESSOR size_t compact(float floor, const float* values, size_t n, const f
     return count;
 }
 
-// 52 bits for a token id: the finaliser of SplitMix64 (Steele et al. 2014), as in `Noise.uniforms`.
-inline uint64_t bits(uint64_t key, int32_t id) {
-    uint64_t state = uint64_t(uint32_t(id)) * 0x9E3779B97F4A7C15u + key;
+// 64 bits for a number: the finaliser of SplitMix64 (Steele et al. 2014), as in `Noise.exponentials`.
+inline uint64_t bits(uint64_t key, int32_t number) {
+    uint64_t state = uint64_t(uint32_t(number)) * 0x9E3779B97F4A7C15u + key;
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
     state = (state ^ (state >> 27)) * 0x94D049BB133111EBu;
-    return (state ^ (state >> 31)) >> 12;
+    return state ^ (state >> 31);
 }
 
-inline double uniform(uint64_t key, int32_t id) { return (double(bits(key, id)) + 0.5) * 0x1p-52; }
+// In (0, 1).
+inline double uniform(uint64_t bits) { return (double(bits >> 12) + 0.5) * 0x1p-52; }
 
-// The first block from `start` on that may have a token with E / weight < best, or n. Since E = -log(u) >= 1 - u, most
-// tokens need no logarithm; the test is 1 - u <= best * weight, times 2^52 and with room for rounding.
-PER_PROCESSOR size_t near_block(const int32_t* ids, const float* weights, size_t start, size_t n, uint64_t key,
-                                double best) {
-    best *= 0x1p52;
-    for (; start < n; start += kBlock) {
-        const size_t end = std::min(n, start + kBlock);
-        uint64_t near = 0;
-        for (size_t i = start; i < end; ++i) {
-            const double shifted = std::bit_cast<double>(bits(key, ids[i]) | 0x4330000000000000u);  // 2^52 + bits
-            near |= uint64_t(shifted >= 0x1p53 - 2 - best * double(weights[i]));
-        }
-        if (near) return start;
+// The Exp(1) noise of token ids; the twin of `Noise.exponentials`, which says why it is made so.
+struct Exponentials {
+    uint64_t block_key, key;
+
+    uint64_t block(int32_t id) const { return bits(block_key, id / int32_t(kBlock)); }
+    static double first(uint64_t block) { return -std::log(uniform(block)) / kBlock; }
+    static bool is_first(uint64_t block, int32_t id) { return id % kBlock == block % kBlock; }
+    double operator()(int32_t id) const {
+        const uint64_t of_block = block(id);
+        return first(of_block) + (is_first(of_block, id) ? 0 : -std::log(uniform(bits(key, id))));
     }
-    return n;
+};
+
+struct Places {
+    size_t begin, end;
+};
+
+// The next places from `start` on, all in one block of ids, that may hold a token with E / weight <= best; or {n, n}. The
+// first E of a block is -log(u) / 32 >= (1 - u) / 32, so most blocks need no logarithm.
+PER_PROCESSOR Places near_places(const int32_t* ids, const float* weights, size_t start, size_t n, uint64_t block_key,
+                                 double best) {
+    best *= 1 + 1e-9;  // room for rounding
+    while (start < n) {
+        const int32_t block = ids[start] / int32_t(kBlock), last = (block + 1) * int32_t(kBlock) - 1;
+        size_t end = start + kBlock;
+        float heaviest;
+        if (end <= n && ids[start] == block * int32_t(kBlock) && ids[end - 1] == last) {
+            Floats8 next[kBlock / 8];
+            std::memcpy(next, weights + start, sizeof next);
+            const Floats8 eight = LARGER(LARGER(next[0], next[1]), LARGER(next[2], next[3]));
+            const Floats8 four = LARGER(eight, __builtin_shuffle(eight, Ints8{4, 5, 6, 7, 0, 1, 2, 3}));
+            const Floats8 two = LARGER(four, __builtin_shuffle(four, Ints8{2, 3, 0, 1, 6, 7, 4, 5}));
+            heaviest = LARGER(two[0], two[1]);
+        } else {
+            heaviest = weights[start];
+            for (end = start + 1; end < n && ids[end] <= last; ++end) heaviest = LARGER(weights[end], heaviest);
+        }
+        if ((1 - uniform(bits(block_key, block))) / kBlock <= best * double(heaviest)) return {start, end};
+        start = end;
+    }
+    return {n, n};
 }
 
 // Tokens that are still possible, ascending, with their logits or weights.
@@ -358,17 +385,28 @@ size_t pick(Floats weights, double uniform) {
     return place;
 }
 
-// argmin(E_i / weight_i), E_i = -log(uniform(key, id)); the first on ties.
-size_t race(Ints ids, Floats weights, uint64_t key) {
+// argmin(E_i / weight_i), E_i ~ Exp(1) of the id; the first on ties. ids: ascending.
+size_t race(Ints ids, Floats weights, uint64_t block_key, uint64_t key) {
     const size_t n = std::min(ids.shape(0), weights.shape(0));
-    double best = std::numeric_limits<double>::infinity();
-    size_t winner = 0;
-    for (size_t start = 0;; start += kBlock) {
-        start = near_block(ids.data(), weights.data(), start, n, key, best);
-        if (start >= n) return winner;
-        for (size_t i = start; i < std::min(n, start + kBlock); ++i) {
-            const double arrival = -std::log(uniform(key, ids.data()[i])) / weights.data()[i];
-            if (arrival < best) best = arrival, winner = i;
+    const int32_t* id = ids.data();
+    const float* weight = weights.data();
+    const Exponentials exponential{block_key, key};
+    size_t winner = first_largest(weight, n);  // whoever is likely to win leaves few others a chance
+    double best = exponential(id[winner]) / weight[winner];
+    for (Places places{0, 0};;) {
+        places = near_places(id, weight, places.end, n, block_key, best);
+        if (places.begin == n) return winner;
+        const uint64_t block = exponential.block(id[places.begin]);
+        const double first = Exponentials::first(block);
+        for (size_t i = places.begin; i < places.end; ++i) {
+            double arrival = first;
+            if (!Exponentials::is_first(block, id[i])) {
+                const double u = uniform(bits(key, id[i]));
+                if (first + (1 - u) > best * (1 + 1e-9) * double(weight[i])) continue;
+                arrival += -std::log(u);
+            }
+            arrival /= weight[i];
+            if (arrival < best || (arrival == best && i < winner)) best = arrival, winner = i;
         }
     }
 }
@@ -379,5 +417,5 @@ NB_MODULE(_sampling, module) {
     module.def("argmax", &argmax, "logits"_a, "maxima"_a);
     module.def("law", &law, "logits"_a, "peak"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
     module.def("pick", &pick, "weights"_a, "uniform"_a);
-    module.def("race", &race, "ids"_a, "weights"_a, "key"_a);
+    module.def("race", &race, "ids"_a, "weights"_a, "block_key"_a, "key"_a);
 }

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.randomness import Noise, Purpose
-from outrider.types import DoubleArray
+from outrider.randomness import BLOCK, Noise, Purpose
+from outrider.types import DoubleArray, IntArray
 from tests.verify.laws import fits
 
 N = 50_000
@@ -31,15 +31,22 @@ def unrelated(first: DoubleArray, second: DoubleArray) -> bool:
     return abs(np.corrcoef(first, second)[0, 1]) * math.sqrt(len(first)) < 4 and fits(grid, [1] * 100)
 
 
-IDS = np.arange(N)
+IDS = np.arange(N, dtype=np.int32)
+
+
+def of_ids(noise: Noise, purpose: Purpose = Purpose.TARGET, ids: IntArray = IDS) -> DoubleArray:
+    """The noise of token ids, as numbers that should be uniform."""
+    return np.exp(-noise.exponentials(purpose, ids))
+
+
 BY_FIELD = {
-    "ids": Noise(1).uniforms(Purpose.TARGET, IDS),
+    "ids": of_ids(Noise(1)),
     "positions": np.array([Noise(1, 0, i).uniform(Purpose.ACCEPT) for i in range(N)]),
     "seeds": np.array([Noise(i).uniform(Purpose.ACCEPT) for i in range(N)]),
     "choices": np.array([Noise(1, i).uniform(Purpose.ACCEPT) for i in range(N)]),
     "committed": np.array([Noise(1, 0, 0, i).uniform(Purpose.ACCEPT) for i in range(N)]),
     "siblings": np.array([Noise(1).uniform(Purpose.ACCEPT, i) for i in range(N)]),
-    "ids of other seeds": np.array([Noise(i).uniforms(Purpose.TARGET, IDS[7:8])[0] for i in range(N)]),
+    "ids of other seeds": np.array([of_ids(Noise(i), ids=IDS[7:8])[0] for i in range(N)]),
 }
 
 
@@ -48,7 +55,7 @@ def test_consecutive_values_of_every_field_give_independent_uniform_numbers(fiel
     numbers = BY_FIELD[field]
     assert uniform(numbers)
     assert len(np.unique(numbers)) == N
-    for lag in (1, 2, 3, 64):
+    for lag in (1, 2, 3, 31, 32, 64):
         assert unrelated(numbers[:-lag], numbers[lag:])
 
 
@@ -62,10 +69,10 @@ def test_the_oracles_convict_poor_generators() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Noise(1).uniforms(Purpose.DRAFT, IDS),
-        Noise(2).uniforms(Purpose.TARGET, IDS),
-        Noise(1, 1).uniforms(Purpose.TARGET, IDS),
-        Noise(1, 0, 1).uniforms(Purpose.TARGET, IDS),
+        of_ids(Noise(1), Purpose.DRAFT),
+        of_ids(Noise(2)),
+        of_ids(Noise(1, 1)),
+        of_ids(Noise(1, 0, 1)),
     ],
     ids=["purpose", "seed", "choice", "position"],
 )
@@ -88,6 +95,22 @@ def test_exponentials_have_their_law() -> None:
     assert np.isfinite(exponentials).all()
 
 
+def test_the_noise_inside_a_block_is_independent_and_everyone_is_first_equally_often() -> None:
+    blocks = Noise(9).exponentials(Purpose.TARGET, np.arange(20_000 * BLOCK)).reshape(-1, BLOCK)
+    for other in (1, 2, 17, 31):
+        assert unrelated(np.exp(-blocks[:, 0]), np.exp(-blocks[:, other]))
+    assert uniform(np.exp(-blocks.min(axis=1) * BLOCK))
+    assert fits(np.bincount(blocks.argmin(axis=1), minlength=BLOCK), [1] * BLOCK)
+    second = np.partition(blocks, 1, axis=1)[:, 1] - blocks.min(axis=1)  # the gap to the second is Exp(1) / 31
+    assert uniform(np.exp(-second * (BLOCK - 1)))
+
+
+def test_a_block_with_one_first_for_all_is_convicted() -> None:
+    shared = np.repeat(Noise(9).exponentials(Purpose.TARGET, np.arange(20_000)), 2).reshape(-1, 2)
+    shared += Noise(8).exponentials(Purpose.TARGET, np.arange(40_000)).reshape(-1, 2)
+    assert not unrelated(*np.exp(-shared.T))
+
+
 @given(st.lists(st.integers(0, 200_000), min_size=1, max_size=40), st.integers(-(2**63), 2**63 - 1))
 def test_the_number_of_an_id_does_not_depend_on_the_other_ids(ids: list[int], seed: int) -> None:
     noise = Noise(seed, 0, 5)
@@ -97,7 +120,7 @@ def test_the_number_of_an_id_does_not_depend_on_the_other_ids(ids: list[int], se
 
 def test_noise_per_token_ignores_when_it_was_committed_but_single_draws_do_not() -> None:
     early, late = Noise(1, 0, 5, 2), Noise(1, 0, 5, 4)
-    assert (early.uniforms(Purpose.TARGET, IDS) == late.uniforms(Purpose.TARGET, IDS)).all()
+    assert (of_ids(early) == of_ids(late)).all()
     assert early.uniform(Purpose.ACCEPT) != late.uniform(Purpose.ACCEPT)
 
 
@@ -115,5 +138,5 @@ def test_the_extreme_numbers_stay_inside_the_open_interval(monkeypatch: pytest.M
 def test_the_numbers_are_the_same_for_ever() -> None:
     """A seed is a promise across versions and machines; these are the first numbers it was given with."""
     assert Noise(42, 1, 7, 3).uniform(Purpose.RESIDUAL, 2) == 0.867183189074851
-    numbers = Noise(42, 1, 7).uniforms(Purpose.TARGET, np.array([0, 1, 49151]))
-    assert numbers.tolist() == [0.777957654007369, 0.15837223663859767, 0.6981808827235446]
+    numbers = Noise(42, 1, 7).exponentials(Purpose.TARGET, np.array([0, 1, 49151]))
+    assert numbers.tolist() == pytest.approx([0.2730443727902909, 1.8647682759190534, 0.3669605981267876], rel=1e-14)

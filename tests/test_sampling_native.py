@@ -105,6 +105,16 @@ def test_draws_are_those_of_numpy(size: int) -> None:
     assert [law.draw(u) for u in (1e-300, 1 - 2**-53)] == [law.ids[0], law.ids[-1]]
 
 
+@pytest.mark.parametrize("spread", [0.01, 3.0, 30.0])
+def test_races_over_a_whole_vocabulary_and_over_parts_of_it_are_those_of_numpy(spread: float) -> None:
+    logits = row(2, 5000, spread, None)
+    laws = [distribution(logits, SamplingParams(temperature=1.0, top_k=k)) for k in (0, 3, 700, 4999)]
+    for seed in range(100):
+        for law in laws:
+            assert law.draw_coupled(Noise(seed)) == raced(law, Noise(seed))
+    assert any(raced(laws[0], Noise(seed)) != raced(laws[0], Noise(seed + 1)) for seed in range(100))
+
+
 def test_a_race_is_won_by_the_first_of_twins_and_never_by_the_impossible() -> None:
     ids = np.array([5, 5, 9], np.int32)
     assert Distribution(ids, np.array([1, 1, 1e-30])).draw_coupled(Noise(1)) == 5

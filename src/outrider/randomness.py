@@ -19,6 +19,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 
+BLOCK = 32
+"""Ids whose noise hangs together in `Noise.exponentials`."""
+
 _Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
@@ -55,42 +58,50 @@ class Noise:
         """A number in the open interval (0, 1), keyed by every field, the purpose and the sibling."""
         return ((self._state(purpose, sibling, self.committed) >> 12) + 0.5) * 2.0**-52
 
-    def key(self, purpose: Purpose) -> int:
-        """What `uniforms` and its native twin (`uniform` in native/sampling.cpp) derive the number of an id from."""
-        return self._state(purpose, 0, 0)
-
-    def uniforms(self, purpose: Purpose, ids: _Ids) -> DoubleArray:
-        """One number in (0, 1) per token id; float64, [len(ids)].
-
-        Keyed by (seed, choice, position, purpose, id), not by `committed`: the number of an id is the same in
-        whichever step, and whatever other ids are asked for.
-        """
-        state = ids.astype(np.uint64)
-        state *= np.uint64(_GOLDEN)
-        state += np.uint64(self.key(purpose))
-        for shift, factor in ((30, _FIRST), (27, _SECOND)):
-            state ^= state >> np.uint64(shift)
-            state *= np.uint64(factor)
-        state ^= state >> np.uint64(31)
-        # 52 bits and a half: with 53 the largest would round to 1.
-        state >>= np.uint64(12)
-        numbers = state.astype(np.float64)
-        numbers += 0.5
-        numbers *= 2.0**-52
-        return numbers
+    def keys(self, purpose: Purpose) -> tuple[int, int]:
+        """What `exponentials` and its twin in native/sampling.cpp derive the numbers of blocks and of ids from."""
+        return self._state(purpose, 1, 0), self._state(purpose, 0, 0)
 
     def exponentials(self, purpose: Purpose, ids: _Ids) -> DoubleArray:
-        """Independent Exp(1) noise per token id, keyed as `uniforms`; float64, [len(ids)].
+        """Independent Exp(1) noise per token id; float64, [len(ids)].
 
         argmin(exponentials / p) is a draw from p, and -log(exponentials) is standard Gumbel noise.
+
+        Keyed by (seed, choice, position, purpose, id), not by `committed`: the number of an id is the same in
+        whichever step, and whatever other ids are asked for. The 32 ids of a block get theirs in two parts: the least
+        of 32 such numbers is Exp(1) / 32 and any of them alike, and what another one exceeds it by is Exp(1) again. So
+        one hash per block tells whether any of its ids can win.
         """
-        return -np.log(self.uniforms(purpose, ids))
+        of_blocks, of_ids = self.keys(purpose)
+        blocks = _hash(of_blocks, ids // BLOCK)
+        first = -np.log(_open_interval(blocks)) / BLOCK
+        excess = -np.log(_open_interval(_hash(of_ids, ids)))
+        excess[blocks % np.uint64(BLOCK) == (ids % BLOCK).astype(np.uint64)] = 0.0
+        numbers: DoubleArray = first + excess
+        return numbers
 
     def _state(self, purpose: Purpose, sibling: int, committed: int) -> int:
         state = 0
         for part in (self.seed, self.choice, self.position, purpose, sibling, committed):
             state = _mix((state ^ (part & _MASK)) + _GOLDEN & _MASK)
         return state
+
+
+def _hash(key: int, numbers: _Ids) -> npt.NDArray[np.uint64]:
+    """64 bits per number."""
+    state = numbers.astype(np.uint64)
+    state *= np.uint64(_GOLDEN)
+    state += np.uint64(key)
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        state ^= state >> np.uint64(shift)
+        state *= np.uint64(factor)
+    return state ^ (state >> np.uint64(31))
+
+
+def _open_interval(bits: npt.NDArray[np.uint64]) -> DoubleArray:
+    """From the upper 52 of 64 bits, and a half, a number in (0, 1); with 53 bits the largest would round to 1."""
+    numbers: DoubleArray = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return numbers
 
 
 def _mix(state: int) -> int:

@@ -47,7 +47,7 @@ class Distribution:
         draws the target's token with probability at least (1 - TV) / (1 + TV), at total variation distance TV between
         the two (Daliri et al. 2024, arXiv 2408.07978, Theorem 1).
         """
-        return int(self.ids[_sampling.race(self.ids, self.weights, noise.key(Purpose.TARGET))])
+        return int(self.ids[_sampling.race(self.ids, self.weights, *noise.keys(Purpose.TARGET))])
 
     def dense(self, vocabulary: int) -> DoubleArray:
         """The probabilities of all tokens; float64, [vocabulary]."""
