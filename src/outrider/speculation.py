@@ -35,7 +35,7 @@ class Speculation:
         name, colon, number = text.strip().rpartition(":") if ":" in text else ("", "", text.strip())
         if not colon and number in ("auto", "off"):
             return OFF if number == "off" else AUTO
-        if number.isascii() and number.isdigit() and bool(name) == bool(colon):
+        if number.isascii() and number.isdigit() and name.isidentifier() == bool(colon):
             return cls(name or None, int(number))
         if number.isidentifier() and not colon:
             return cls(number)

@@ -1,23 +1,45 @@
-"""The controller picks drafters and lengths by what they bring, and no drafter can break it."""
+"""The controller asks, cuts and stands aside; what was drawn it does not cut; and no drafter can break it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.controller import Controller
-from outrider.types import EMPTY, Proposal
+from outrider.policy.costs import FREE, Costs
+from outrider.sampling import SamplingParams
+from outrider.speculation import AUTO, Speculation
+from outrider.types import EMPTY, ROOT, Proposal
+
+CHEAP = Costs((1, 2), (0,), ((1.0, 1.001),))
+DEAR = Costs((1, 2), (0,), ((1.0, 2.5),))
 
 
 class Scripted(Drafter):
     """Proposes `tokens[id]`, records its life, and raises in `fails` for request `culprit`."""
 
-    def __init__(self, name: str, tokens: dict[int, list[int]], fails: str = "", culprit: int = 1) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokens: dict[int, list[int]],
+        fails: str = "",
+        culprit: int = 1,
+        *,
+        estimates: Sequence[float] = (),
+        cost: float = 0.0,
+        draws: bool = False,
+        drawn: bool = False,
+        expected: Sequence[float] = (0.6,),
+    ) -> None:
         self.name, self.tokens, self.fails, self.culprit = name, tokens, fails, culprit
+        self.cost, self.draws, self.expected = cost, draws, expected
+        self.estimates, self.drawn = estimates, drawn
         self.calls: list[tuple[str, int]] = []
+        self.mosts: list[int] = []
 
     def _called(self, what: str, request_id: int) -> None:
         self.calls.append((what, request_id))
@@ -28,9 +50,17 @@ class Scripted(Drafter):
         self._called("begin", request.id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = []
         for request in requests:
             self._called("propose", request.id)
-        return [Proposal.chain(self.tokens.get(request.id, []), self.name) for request in requests]
+            self.mosts.append(request.most)
+            tokens = self.tokens.get(request.id, [])
+            if self.cost or self.draws:
+                tokens = tokens[: request.most]
+            estimates = self.estimates[: len(tokens)] or None
+            q = [np.array([0.5, 0.5])] * len(tokens) if self.drawn else None
+            proposals.append(Proposal.chain(tokens, self.name, estimates, q))
+        return proposals
 
     def observe(self, observation: Observation) -> None:
         self._called("observe", observation.id)
@@ -39,36 +69,157 @@ class Scripted(Drafter):
         self._called("end", request_id)
 
 
-def request(request_id: int, most: int = 9) -> DraftRequest:
-    return DraftRequest(id=request_id, tokens=[1], prompt_length=1, most=most)
+def request(
+    request_id: int, most: int = 9, *, speculation: Speculation = AUTO, params: SamplingParams | None = None
+) -> DraftRequest:
+    return DraftRequest(
+        id=request_id,
+        tokens=[1] * 8,
+        prompt_length=1,
+        most=most,
+        speculation=speculation,
+        params=params or SamplingParams(),
+    )
 
 
-def observation(request_id: int) -> Observation:
-    return Observation(id=request_id, committed=(1,), proposal=EMPTY, path=())
+def observation(request_id: int, committed: int = 1) -> Observation:
+    return Observation(id=request_id, committed=(1,) * committed, proposal=EMPTY, path=())
 
 
-def started(*drafters: Drafter, requests: int = 2) -> Controller:
-    ladder = Controller(drafters)
+def started(*drafters: Drafter, requests: int = 2, costs: Costs = FREE, speculation: Speculation = AUTO) -> Controller:
+    """A controller with requests that have written so much that there is room for drafts."""
+    controller = Controller(drafters, costs)
     for request_id in range(1, requests + 1):
-        ladder.begin(request(request_id))
-    return ladder
+        controller.begin(request(request_id, speculation=speculation))
+        for _ in range(100 if costs is not FREE else 0):
+            controller.observe(observation(request_id))
+    return controller
 
 
-def test_the_first_that_has_something_to_say_wins_request_by_request() -> None:
-    first, second = Scripted("first", {1: [5]}), Scripted("second", {1: [6], 2: [7], 3: [8]})
+def test_the_best_offer_wins_request_by_request() -> None:
+    first, second = Scripted("first", {1: [5]}), Scripted("second", {1: [6, 6], 2: [7], 3: [8]})
     proposals = started(first, second, requests=4).propose([request(i) for i in (1, 2, 3, 4)])
-    assert [(p.drafter, p.tokens) for p in proposals] == [("first", (5,)), ("second", (7,)), ("second", (8,)), ("", ())]
+    assert [(p.drafter, p.tokens) for p in proposals] == [
+        ("second", (6, 6)),
+        ("second", (7,)),
+        ("second", (8,)),
+        ("", ()),
+    ]
+
+
+def test_of_equal_offers_the_first_wins() -> None:
+    proposals = started(Scripted("first", {1: [5]}), Scripted("second", {1: [6]})).propose([request(1)])
+    assert proposals[0].tokens == (5,)
+
+
+def test_a_chain_is_cut_where_the_next_row_no_longer_pays() -> None:
+    drafter = Scripted("it", {1: [5, 6, 7, 8]}, estimates=(0.9, 0.9, 0.1, 0.9))
+    costs = Costs((1, 2, 5), (0,), ((1.0, 1.1, 1.4),))
+    assert started(drafter, costs=costs).propose([request(1)])[0].tokens == (5, 6)
+    assert started(drafter, costs=CHEAP).propose([request(1)])[0].tokens == (5, 6, 7, 8)
+    assert started(drafter, costs=DEAR).propose([request(1)]) == [EMPTY]
+
+
+def test_of_a_tree_the_best_nodes_are_kept_with_their_ancestors() -> None:
+    class Tree(Scripted):
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+            return [Proposal((1, 2, 3, 4), (ROOT, ROOT, 0, 1), "tree", (0.3, 0.6, 0.9, 0.9), (None,) * 4)]
+
+    costs = Costs((1, 2, 5), (0,), ((1.0, 1.4, 2.6),))
+    (proposal,) = started(Tree("tree", {}), costs=costs).propose([request(1)])
+    assert (proposal.tokens, proposal.parents) == ((2, 4), (ROOT, 0))
+
+
+def test_nothing_is_risked_at_first_where_rows_cost_something() -> None:
+    controller = Controller([Scripted("it", {1: [5]})], Costs((1, 2), (0,), ((1.0, 1.2),)))
+    controller.begin(request(1))
+    controller.observe(observation(1))
+    assert controller.propose([request(1)]) == [EMPTY]
+
+
+def test_a_piece_of_a_prompt_is_no_step() -> None:
+    controller = Controller([Scripted("it", {1: [5]})], FREE)
+    controller.begin(request(1))
+    for _ in range(50):
+        controller.observe(observation(1, committed=0))
+    assert controller.propose([request(1)])[0].tokens == (5,)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_was_drawn_is_never_cut_but_its_number_is_fixed_before(rule: str) -> None:
+    """Whatever the estimates say of the draws: they may have looked at them."""
+    costs = Costs((1, 2, 5), (0,), ((1.0, 1.3, 2.2),))
+    sampled = SamplingParams(temperature=1.0, acceptance=rule)  # type: ignore[arg-type]
+    seen = set()
+    for estimates in ((0.99, 0.99), (0.01, 0.01), (0.99, 0.01)):
+        drafter = Scripted(
+            "it", {1: [0, 1, 0, 1]}, estimates=estimates, draws=True, drawn=True, expected=(0.9, 0.8, 0.1)
+        )
+        (proposal,) = started(drafter, costs=costs).propose([request(1, params=sampled)])
+        seen.add((drafter.mosts[0], proposal.tokens))
+    assert seen == {(2, (0, 1))}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, seed=1)])
+def test_where_equality_decides_a_planned_chain_may_be_cut_afterwards(params: SamplingParams) -> None:
+    costs = Costs((1, 2, 5), (0,), ((1.0, 1.3, 2.2),))
+    drafter = Scripted("it", {1: [0, 1, 0, 1]}, estimates=(0.99, 0.01), draws=True, expected=(0.9, 0.8, 0.1))
+    (proposal,) = started(drafter, costs=costs).propose([request(1, params=params)])
+    assert (drafter.mosts[0], proposal.tokens) == (2, (0,))
+
+
+def test_a_drafter_that_draws_without_saying_so_is_not_used() -> None:
+    sampled = SamplingParams(temperature=1.0, acceptance="rejection")
+    drafter = Scripted("it", {1: [0, 1]}, drawn=True)
+    assert started(drafter).propose([request(1, params=sampled)]) == [EMPTY]
+
+
+def test_a_long_prompt_is_read_only_when_there_is_room_for_it() -> None:
+    drafter = Scripted("head", {1: [5, 6]}, cost=0.05, expected=(0.9,))
+    costs = Costs((1, 16), (0,), ((1.0, 2.0),))
+    controller = Controller([drafter], costs)
+    tokens = [1] * 2000
+    view = RequestView(id=1, tokens=tokens, prompt_length=2000)
+    controller.begin(view)
+    waited = 0
+    for _ in range(1000):
+        controller.observe(observation(1))
+        tokens.append(1)
+        controller.propose([DraftRequest(id=1, tokens=tokens, prompt_length=2000, most=4)])
+        if drafter.mosts:
+            break
+        waited += 1
+    assert 100 < waited < 400
+    row, budget = 2 / 16, 0.025
+    assert (2000 + waited) * 0.05 * row == pytest.approx(budget * (2000 * row + waited + 32), rel=0.1)
+
+
+@pytest.mark.parametrize("costs", [FREE, DEAR])
+def test_a_request_may_fix_the_length(costs: Costs) -> None:
+    """Then the policy obeys, whatever it costs."""
+    drafters = Scripted("first", {1: [5, 6, 7]}, estimates=(0.1, 0.1, 0.1)), Scripted("second", {1: [8] * 9})
+    fixed = Speculation(length=2)
+    (proposal,) = started(*drafters, costs=costs, speculation=fixed).propose([request(1, most=2, speculation=fixed)])
+    assert (proposal.drafter, proposal.tokens) == ("first", (5, 6))
+
+
+def test_a_request_may_name_its_drafter() -> None:
+    first, second = Scripted("first", {1: [5, 6]}), Scripted("second", {1: [8]})
+    named = Speculation("second")
+    controller = started(first, second, speculation=named)
+    assert controller.propose([request(1, speculation=named)])[0].tokens == (8,)
+    assert first.calls == []
 
 
 def test_life_cycle_reaches_every_drafter() -> None:
     first, second = Scripted("first", {1: [5]}), Scripted("second", {})
-    ladder = started(first, second, requests=1)
-    ladder.propose([request(1)])
-    ladder.observe(observation(1))
-    ladder.end(1)
+    controller = started(first, second, requests=1)
+    controller.propose([request(1)])
+    controller.observe(observation(1))
+    controller.end(1)
     assert first.calls == [("begin", 1), ("propose", 1), ("observe", 1), ("end", 1)]
     assert second.calls == first.calls
-    assert not ladder._texts
+    assert not controller._texts
 
 
 def test_no_more_than_wanted() -> None:
@@ -80,17 +231,17 @@ def test_no_more_than_wanted() -> None:
 
 @pytest.mark.parametrize("fails", ["begin", "propose", "observe", "end"])
 def test_a_drafter_that_raises_is_off_for_that_request_alone(fails: str, caplog: pytest.LogCaptureFixture) -> None:
-    broken, sound = Scripted("broken", {1: [5], 2: [6]}, fails), Scripted("sound", {1: [7]})
+    broken, sound = Scripted("broken", {1: [5, 5], 2: [6, 6]}, fails), Scripted("sound", {1: [7]})
     with caplog.at_level(logging.WARNING):
-        ladder = started(broken, sound)
+        controller = started(broken, sound)
         for _ in range(2):
-            proposals = ladder.propose([request(1), request(2)])
-            ladder.observe(observation(1))
-            ladder.observe(observation(2))
+            proposals = controller.propose([request(1), request(2)])
+            controller.observe(observation(1))
+            controller.observe(observation(2))
     expected = "broken" if fails == "end" else "sound"
     assert [p.drafter for p in proposals] == [expected, "broken"]
-    ladder.end(1)
-    ladder.end(2)
+    controller.end(1)
+    controller.end(2)
     assert [c for c in broken.calls if c[0] == "end"] == [("end", 1), ("end", 2)]  # it may hold something still
     assert len(caplog.records) == 1
     assert "broken is off for request 1: RuntimeError: broken broke" in caplog.text
@@ -105,14 +256,14 @@ def test_an_answer_of_the_wrong_length_is_a_failure() -> None:
     assert [p.drafter for p in started(Short("short", {}), sound).propose([request(1), request(2)])] == ["sound"] * 2
 
 
-def test_a_new_request_starts_with_all_drafters(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_request_starts_with_all_drafters() -> None:
     broken = Scripted("broken", {1: [5], 2: [6]}, "propose")
-    ladder = started(broken)
-    assert [len(p) for p in ladder.propose([request(1), request(2)])] == [0, 1]
-    ladder.end(1)
-    ladder.begin(request(3))
+    controller = started(broken)
+    assert [len(p) for p in controller.propose([request(1), request(2)])] == [0, 1]
+    controller.end(1)
+    controller.begin(request(3))
     broken.tokens[3] = [9]
-    assert ladder.propose([request(3)])[0].tokens == (9,)
+    assert controller.propose([request(3)])[0].tokens == (9,)
 
 
 def test_without_drafters_it_is_plain_decoding() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.controller import Controller
@@ -40,11 +40,6 @@ class World:
         """Of rows."""
         return COSTS[self.prices]
 
-    @property
-    def claim(self) -> float:
-        """What the drafter says of each token."""
-        return self.alpha if self.says is None else self.says
-
     def speed(self, k: int) -> float:
         """Of always drafting k tokens, over plain decoding."""
         tokens = sum(self.alpha**i for i in range(k + 1))
@@ -64,11 +59,8 @@ class World:
         """Of several texts, each on a policy of its own: at a fixed length, or at what the policy chooses."""
         return [
             play(
-                Controller([Claiming("it", self.claim, self.c)], self.costs),
+                [Claiming("it", self.alpha, self.says, self.c, seed)],
                 self.costs,
-                {"it": self.alpha},
-                {"it": self.c},
-                seed=seed,
                 speculation=Speculation(length=length),
             )[0].speed
             for seed in range(texts)
@@ -76,77 +68,94 @@ class World:
 
 
 class Claiming(Drafter):
-    """Proposes as much as it may, and claims that each token is accepted with the same probability."""
+    """Proposes as much as it may; each token is right with probability alpha, and it says that it is with `says`.
 
-    def __init__(self, name: str, says: float, cost: float = 0.0) -> None:
-        self.name, self.cost, self.expected, self._says = name, cost, (says,), says
+    The token at each place of every text is its place, counted from 1; 0 is wrong everywhere.
+    """
+
+    def __init__(self, name: str, alpha: float, says: float | None = None, cost: float = 0.0, seed: int = 0) -> None:
+        self.name, self.cost, self._alpha = name, cost, alpha
+        self._says = alpha if says is None else says
+        self.expected = (self._says,)
+        self._seed = seed
+        self._right: dict[int, list[bool]] = {}
 
     def begin(self, request: RequestView) -> None:
-        pass
+        chance = random.Random(f"{self.name} {self._seed} {request.id}")
+        self._right[request.id] = [chance.random() < self._alpha for _ in range(1000)]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal.chain([0] * r.most, self.name, [self._says] * r.most) if r.most else EMPTY for r in requests]
+        return [self._chain(request) for request in requests]
 
     def end(self, request_id: int) -> None:
-        pass
+        del self._right[request_id]
+
+    def _chain(self, request: DraftRequest) -> Proposal:
+        places = range(len(request.tokens), len(request.tokens) + request.most)
+        right = self._right[request.id]
+        tokens = [place + 1 if right[place] else 0 for place in places]
+        return Proposal.chain(tokens, self.name, [self._says] * len(tokens)) if tokens else EMPTY
 
 
 @dataclass
 class Outcome:
-    """tokens that were written, the work that took in plain steps, and how many were drafted in each step."""
+    """A text, prompt included; the work that it took, in plain steps; how many tokens were drafted in each step."""
 
-    tokens: int = 0
-    work: float = 0.0
-    drafted: tuple[int, ...] = ()
+    text: list[int]
+    work: float = 1.0
+    drafted: list[int] = field(default_factory=list)
 
     @property
     def speed(self) -> float:
         """Over plain decoding."""
-        return self.tokens / self.work
+        return (len(self.text) - 1) / self.work
 
 
 def play(
-    policy: Drafter,
+    drafters: Sequence[Drafter],
     costs: Costs,
-    alphas: dict[str, float],
-    prices: dict[str, float],
     *,
     batch: int = 1,
     length: int = 400,
-    seed: int = 0,
     speculation: Speculation = AUTO,
 ) -> list[Outcome]:
-    """Write texts of that length together; by drafter's name, how much is accepted and what a drafted token takes.
+    """Write texts of that length together, with a controller of these drafters.
 
     Work is shared out by rows: a plain step of the batch in equal parts, what drafts add to it to whom they are for.
     """
-    chance = random.Random(seed)
-    texts = {i: [0, 0] for i in range(batch)}
-    outcomes = {i: Outcome(1, 1.0) for i in range(batch)}
-    for i, text in texts.items():
-        policy.begin(RequestView(id=i, tokens=text, prompt_length=1, speculation=speculation))
-        policy.observe(Observation(id=i, committed=(0,), proposal=EMPTY, path=()))
-    request = DraftRequest(id=0, tokens=(), prompt_length=1, most=0, speculation=speculation)
+    policy = Controller(drafters, costs)
+    prices = {drafter.name: drafter.cost for drafter in drafters}
+    outcomes = [Outcome([1, 2]) for _ in range(batch)]
+    for i, outcome in enumerate(outcomes):
+        policy.begin(RequestView(id=i, tokens=outcome.text, prompt_length=1, speculation=speculation))
+        policy.observe(Observation(id=i, committed=(2,), proposal=EMPTY, path=()))
+    limit = MOST if speculation.length is None else speculation.length
     plain = costs.v(batch) / batch
-    while any(outcome.tokens < length for outcome in outcomes.values()):
-        limit = MOST if speculation.length is None else speculation.length
-        most = [min(limit, max(length - outcome.tokens - 1, 0)) for outcome in outcomes.values()]
-        requests = [replace(request, id=i, tokens=texts[i], most=most[i], rows=batch) for i in texts]
+    while any(len(outcome.text) <= length for outcome in outcomes):
+        requests = [
+            DraftRequest(
+                id=i,
+                tokens=outcome.text,
+                prompt_length=1,
+                speculation=speculation,
+                most=min(limit, max(length - len(outcome.text), 0)),
+                rows=batch,
+            )
+            for i, outcome in enumerate(outcomes)
+        ]
         proposals = policy.propose(requests)
         rows = sum(map(len, proposals))
         each = (costs.v(batch + rows) - costs.v(batch)) / rows if rows else 0.0
-        for i, proposal in enumerate(proposals):
+        for i, (outcome, proposal) in enumerate(zip(outcomes, proposals, strict=True)):
+            place = len(outcome.text)
             accepted = 0
-            while accepted < len(proposal) and chance.random() < alphas[proposal.drafter]:
+            while accepted < len(proposal) and proposal.tokens[accepted] == place + accepted + 1:
                 accepted += 1
-            extra = len(proposal) * (each + prices.get(proposal.drafter, 0.0) * plain) / plain
-            outcomes[i].work += 1 + extra
-            outcomes[i].tokens += accepted + 1
-            outcomes[i].drafted += (len(proposal),)
-            texts[i] += [0] * (accepted + 1)
-            policy.observe(
-                Observation(id=i, committed=(0,) * (accepted + 1), proposal=proposal, path=tuple(range(accepted)))
-            )
-    for i in texts:
+            outcome.work += 1 + len(proposal) * (each / plain + prices.get(proposal.drafter, 0.0))
+            outcome.drafted.append(len(proposal))
+            committed = tuple(range(place + 1, place + accepted + 2))
+            outcome.text += committed
+            policy.observe(Observation(id=i, committed=committed, proposal=proposal, path=tuple(range(accepted))))
+    for i in range(batch):
         policy.end(i)
-    return list(outcomes.values())
+    return outcomes

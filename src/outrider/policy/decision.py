@@ -39,6 +39,7 @@ class Text:
         self._read = {id(drafter): 0 for drafter in active}
         self._spent = 0.0
         self._drafter: Drafter | None = None
+        self._heard: list[tuple[Drafter, Proposal]] = []
 
     def calibration(self, drafter: Drafter) -> Calibration:
         """How far the drafter's estimates can be believed."""
@@ -58,24 +59,45 @@ class Text:
         self._read[id(drafter)] = tokens
         self.ledger.read(spent)
 
+    def hear(self, drafter: Drafter, proposal: Proposal) -> None:
+        """A free drafter has proposed this, whatever becomes of it."""
+        self._heard.append((drafter, proposal))
+
     def draft(self, drafter: Drafter, spent: float) -> None:
         """A proposal of the drafter is on its way; `spent` in the request's share of a plain step."""
         self._drafter, self._spent = drafter, spent
 
     def learn(self, observation: Observation) -> None:
-        """What became of it. A piece of a prompt commits nothing, and teaches nothing."""
+        """What came of it. A piece of a prompt commits nothing, and teaches nothing.
+
+        What was proposed but not verified teaches as much: the committed tokens say what of it was right.
+        """
         if not observation.committed:
             return
         self.ledger.enter(len(observation.committed), self._spent)
-        if self._drafter is None:
-            return
-        proposal, path = observation.proposal, (ROOT, *observation.path)
-        reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
-        outcomes = [(proposal.estimates[node], node in path) for node in reached]
-        self.calibration(self._drafter).learn(outcomes)
-        if acceptance := self._acceptances.get(id(self._drafter)):
+        for drafter, proposal in self._heard:
+            self.calibration(drafter).learn(_outcomes(proposal, observation.committed))
+        self._heard.clear()
+        if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
+            proposal, path = observation.proposal, (ROOT, *observation.path)
+            reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
+            self.calibration(self._drafter).learn([(proposal.estimates[node], node in path) for node in reached])
             acceptance.learn(len(path) - 1, refused=any(proposal.parents[node] == path[-1] for node in reached))
         self._drafter, self._spent = None, 0.0
+
+
+def _outcomes(proposal: Proposal, committed: Sequence[int]) -> list[tuple[float, bool]]:
+    """The estimates of the nodes whose turn came, and whether they were right."""
+    outcomes = []
+    here, turn = ROOT, 0
+    for node, parent in enumerate(proposal.parents):
+        if parent != here or turn == len(committed):
+            continue
+        right = proposal.tokens[node] == committed[turn]
+        outcomes.append((proposal.estimates[node], right))
+        if right:
+            here, turn = node, turn + 1
+    return outcomes
 
 
 class Offer(NamedTuple):
@@ -126,7 +148,7 @@ class Decision:
         self._values = [0.0] * count
 
     def asks(self, drafter: Drafter) -> list[int]:
-        """The requests that a free drafter is to be asked for."""
+        """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
         return [i for i in range(len(self._requests)) if self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
@@ -143,6 +165,8 @@ class Decision:
                 if request.speculation.length is not None:
                     best = inf, drafter, request.most
                     break
+                if self._rooms[i] < 0:
+                    continue
                 gains = self._texts[i].acceptance(drafter).gains(request.most)
                 price = self._price(drafter)
                 added = [time + price * j for j, time in enumerate(self._added[: request.most + 1])]
@@ -167,6 +191,8 @@ class Decision:
         if not proposal or (drawn and not planned):
             return
         proposal = proposal.cut(request.most)
+        if not planned:
+            self._texts[place].hear(drafter, proposal)
         price = len(proposal) * self._price(drafter)
         if drawn or request.speculation.length is not None:
             self._offers[place] = Offer(drafter, proposal, range(len(proposal)), (), price, whole=True)
@@ -202,11 +228,11 @@ class Decision:
         return proposals
 
     def _wants(self, place: int, drafter: Drafter) -> bool:
-        """Whether a request may ask the drafter, and has reason to."""
+        """Whether a request may ask the drafter."""
         request, text = self._requests[place], self._texts[place]
         if request.most <= 0 or drafter not in text.active:
             return False
-        return self._rooms[place] >= 0 if request.speculation.length is None else self._offers[place] is None
+        return request.speculation.length is None or self._offers[place] is None
 
     def _unread(self, place: int, drafter: Drafter) -> float:
         """What the drafter has to read of a text before it drafts costs, in one-row passes."""

@@ -11,6 +11,9 @@ BUDGET = 0.025
 _PREFILL = 4.0
 """Of the prompt, no more plain steps count than this: answers are short, too."""
 
+_COMING = 32.0
+"""Reading a text may be paid for in advance out of so many plain steps that are still to come."""
+
 _WINDOW = 24.0
 """Over so many plain steps' time the rate is taken; at first they are taken to have been plain."""
 
@@ -41,7 +44,7 @@ class Ledger:
 
     def can_read(self, time: float) -> bool:
         """Whether a drafter may take so long to read the text before it drafts; see `read`."""
-        return time <= self.room + self._reading
+        return time <= self.room + self._reading + BUDGET * _COMING
 
     def read(self, time: float) -> None:
         """A drafter did. The target has read the prompt, too: a small part of what that took may be used for this."""

@@ -1,0 +1,100 @@
+"""Costs follow the running figures, but neither noise nor a machine that is slower as a whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.policy.costs import Costs
+from outrider.policy.prices import Drift, Prices
+from tests.policy.worlds import Claiming
+
+COSTS = Costs((1, 2, 9), (0,), ((0.002, 0.0022, 0.0036),))
+
+
+class Machine:
+    """Passes that take what they cost, times a factor for the whole machine, and one for what rows add."""
+
+    def __init__(self, *, speed: float = 1.0, rows: float = 1.0, noise: float = 0.0) -> None:
+        self.now = 0.0
+        self.speed, self.rows, self._noise = speed, rows, noise
+        self._chance = random.Random(1)
+        self.drafter = Claiming("paid", 0.5, cost=0.1)
+        self.prices = Prices(COSTS, [self.drafter], lambda: self.now)
+
+    def step(self, drafted: int, rows: int = 1, requests: int = 1) -> None:
+        self.prices.step_begins(requests, rows, drafted, 0)
+        passes = 1 + self.rows * (COSTS.v(1 + drafted) - 1)
+        hiccup = 30 if self._chance.random() < 0.1 else 1
+        self.now += 0.002 * self.speed * passes * (1 + self._noise * self._chance.uniform(-1, 1)) * hiccup
+        self.prices.step_ends()
+        self.prices.step_ends()
+
+    def draft(self, c: float, tokens: int = 4) -> None:
+        start = self.prices.now()
+        self.now += 0.002 * self.speed * c * tokens
+        self.prices.asked(self.drafter, start, tokens, 0)
+
+    def run(self, steps: int = 400) -> float:
+        for _ in range(steps):
+            self.step(0)
+            self.step(8)
+        return self.prices.added(1, 0, 8)[8] / COSTS.added(1, 0, 8)[8]
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 3])
+def test_on_a_machine_that_stays_as_it_is_costs_do_too(speed: float) -> None:
+    assert Machine(speed=speed, noise=0.1).run() == 1
+
+
+@pytest.mark.parametrize("rows", [1.5, 2.5])
+def test_rows_that_become_dearer_are_noticed(rows: float) -> None:
+    assert Machine(rows=rows, noise=0.1).run() == pytest.approx(rows, rel=0.2)
+
+
+def test_rows_never_become_much_cheaper_nor_dearer_than_was_measured() -> None:
+    assert Machine(rows=0.01).run() == pytest.approx(2**-0.5)
+    assert Machine(rows=100).run() == pytest.approx(4)
+
+
+def test_a_drafters_price_is_corrected_likewise() -> None:
+    machine = Machine()
+    for _ in range(300):
+        machine.draft(0.25)
+    assert machine.prices.token(machine.drafter) == pytest.approx(0.25, rel=0.2)
+
+
+def test_a_slow_machine_does_not_make_a_drafter_dear() -> None:
+    machine = Machine(speed=2.5)
+    for _ in range(400):
+        machine.step(0)
+        machine.draft(0.1)
+    assert machine.prices.token(machine.drafter) == pytest.approx(0.1)
+
+
+def test_passes_with_prompts_or_requests_that_do_not_draft_tell_nothing() -> None:
+    machine = Machine(rows=3)
+    for _ in range(400):
+        machine.step(8, rows=9, requests=1)
+    assert machine.prices.added(1, 0, 8) == COSTS.added(1, 0, 8)
+
+
+def test_without_a_clock_nothing_is_corrected() -> None:
+    prices = Prices(COSTS, [], None)
+    for _ in range(500):
+        prices.step_begins(1, 1, 8, 0)
+        prices.step_ends()
+    assert prices.added(1, 0, 8) == COSTS.added(1, 0, 8)
+
+
+def test_a_free_drafter_stays_free() -> None:
+    free = Claiming("free", 0.5)
+    assert Prices(COSTS, [free], None).token(free) == 0
+
+
+def test_outliers_do_not_move_a_median() -> None:
+    drift = Drift()
+    for i in range(3000):
+        drift.see(1000.0 if i % 5 == 0 else 1.0 - 0.01 * (i % 3))
+    assert drift.factor == 1
