@@ -20,6 +20,8 @@ from outrider.cli.chat import EXAMPLES as CHAT_EXAMPLES
 from outrider.cli.chat import chat
 from outrider.cli.export import EXAMPLES as EXPORT_EXAMPLES
 from outrider.cli.export import export
+from outrider.cli.distill import EXAMPLES as DISTILL_EXAMPLES
+from outrider.cli.distill import distill
 from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from outrider.cli.generate import generate
 from outrider.cli.plan import EXAMPLES as PLAN_EXAMPLES
@@ -58,6 +60,7 @@ app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=CERTIFY_EXAMPLES)(certify)
 app.command(epilog=EXPORT_EXAMPLES)(export)
+app.command(epilog=DISTILL_EXAMPLES)(distill)
 
 
 def _print_version(wanted: bool) -> None:

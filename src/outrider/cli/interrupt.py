@@ -1,9 +1,9 @@
-"""Ctrl-C while the model writes: it ends texts, not the program, and leaves engine and terminal whole."""
+"""Ctrl-C while the model writes or learns: it ends texts and training, not the program, and leaves all of it whole."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -27,5 +27,23 @@ def cancelling(llm: LLM, requests: Sequence[Request]) -> Iterator[None]:
     signal.signal(signal.SIGINT, cancel)
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def noticed() -> Iterator[Callable[[], bool]]:
+    """Gives a function that says whether Ctrl-C was pressed meanwhile; the second time, it interrupts as usual."""
+    previous = signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+
+    def notice(number: int, _: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, previous)
+
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, notice)
+    try:
+        yield lambda: bool(pressed)
     finally:
         signal.signal(signal.SIGINT, previous)

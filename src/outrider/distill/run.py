@@ -1,0 +1,251 @@
+"""The whole of `outrider distill`: corpus, features, training, report; each stage goes on where it was left.
+
+    distillation = Distillation(settings)
+    for progress in distillation.run(): ...       # may be closed at any time
+    distillation.report.card()
+
+In the folder: the draft's own files, `report.json` and a model card, and `work/`, which going on needs; of that,
+`work/features` may be deleted at any time, and is computed again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.distill import batches, corpus, vocabulary
+from outrider.distill.clock import Clock
+from outrider.distill.draft import Draft
+from outrider.distill.evaluate import Acceptance, evaluate
+from outrider.distill.export import export
+from outrider.distill.features import Features
+from outrider.distill.head import Head
+from outrider.distill.report import Report, kinds, provenance, template_sha256
+from outrider.distill.student import Student
+from outrider.distill.target import Target
+from outrider.distill.train import Training
+from outrider.errors import RequestError
+from outrider.heads import tap_layers
+from outrider.llm import LLM
+from outrider.tokenizer import Tokenizer
+
+KINDS = ("eagle", "model")
+INTERVIEW, FEATURES, TRAINING = STAGES = ("interview", "features", "training")
+
+INTERVIEW_SHARE = 1 / 3
+"""Of the budget, if there is no corpus yet."""
+DISK = 16 * 2**30
+"""Bytes that features may take."""
+CONTEXT = 1024
+"""Most tokens of a dialogue."""
+
+_SAVE_EVERY = 45.0  # seconds
+_MEASURED = 60  # dialogues held out, at most
+_MEASURE_SHARE = 0.06  # of the training time
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is asked for.
+
+    corpus  a JSON Lines file of dialogues; None: the target interviews itself.
+    budget  seconds, of all stages and sittings together.
+    resume  go on with what the folder holds.
+    aside   texts of which no 13 words in a row may be in the corpus.
+    """
+
+    target: Path
+    folder: Path
+    corpus: Path | None
+    budget: float
+    kind: str
+    seed: int
+    resume: bool
+    aside: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage is: `done` of `total`, and a few words."""
+
+    stage: str
+    done: float
+    total: float
+    note: str
+
+
+class Distillation:
+    """One distillation in one folder.
+
+    report  what came of it so far, once something was measured.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises RequestError if the folder is in use and is not to be gone on with, or the other way round."""
+        self.settings = settings
+        self.target = Target(settings.target)
+        self.report: Report | None = None
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._work = settings.folder / "work"
+        self._checkpoint = self._work / f"{settings.kind}.pt"
+        if self._work.exists() != settings.resume:
+            state, cure = (
+                ("holds no distillation", "start one without --resume")
+                if settings.resume
+                else ("holds a distillation already", "go on with --resume, or choose another folder")
+            )
+            raise RequestError(f"{settings.folder} {state}; {cure}")
+        if settings.kind not in KINDS:
+            raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
+        self._layers = tap_layers(self.target.shape.layers) if settings.kind == "eagle" else ()
+        self._work.mkdir(parents=True, exist_ok=True)
+        self._clock = Clock(self._work / "clock.json")
+
+    def run(self) -> Generator[Progress, None, None]:
+        """All stages. Whenever this is closed, what was done is kept."""
+        path = self._work / "corpus.jsonl"
+        if self.settings.corpus is None:
+            yield from self._clock.timing(INTERVIEW, self._interview(path))
+        elif not path.exists():
+            shutil.copyfile(self.settings.corpus, path)
+        features = self._features(path)
+        yield from self._clock.timing(FEATURES, self._compute(features))
+        yield from self._clock.timing(TRAINING, self._train(features))
+
+    def _interview(self, path: Path) -> Iterator[Progress]:
+        total = INTERVIEW_SHARE * self.settings.budget
+        context = min(CONTEXT, self.target.shape.context)
+        if self._spent(INTERVIEW) >= total:
+            return
+        llm = LLM(
+            self.target.path, max_batch=corpus.TOGETHER, context_length=context, kv_tokens=corpus.TOGETHER * context
+        )
+        with closing(corpus.interview(llm, path, seed=self.settings.seed, aside=self.settings.aside)) as growing:
+            for tokens in growing:
+                spent = self._spent(INTERVIEW)
+                yield Progress(INTERVIEW, min(spent, total), total, f"{tokens:,} tokens answered")
+                if spent >= total:
+                    return
+
+    def _features(self, path: Path) -> Features:
+        tokenizer = Tokenizer.from_metadata(self.target.gguf.metadata, str(self.target.path))
+        dialogues = [d for d in corpus.read(path, tokenizer) if len(d.tokens) <= self.target.shape.context]
+        features = Features(self._work / "features", self.target, self._layers, dialogues, DISK)
+        missing, free = features.nbytes - features.nbytes_done, shutil.disk_usage(self._work).free
+        if missing > free:
+            raise RequestError(
+                f"the features of {path} need {size(missing)} more in {self._work}, which has {size(free)}; free some, "
+                "choose another folder, or bring a smaller corpus"
+            )
+        return features
+
+    def _compute(self, features: Features) -> Iterator[Progress]:
+        total = len(features.dialogues)
+        note = f"{size(features.nbytes)} on disk"
+        yield Progress(FEATURES, features.done, total, note)
+        for done in features.compute():
+            yield Progress(FEATURES, done, total, note)
+
+    def _train(self, features: Features) -> Iterator[Progress]:
+        trained, held = batches.split(features)
+        if not trained or not held:
+            raise RequestError(f"{features.done} dialogues are too few to learn from and to measure on: at least 2")
+        training = self._training(features)
+        total = self.settings.budget - self._spent(INTERVIEW) - self._spent(FEATURES)
+        clock = _Alarm(_SAVE_EVERY)
+        measuring = 0.0
+        note = ""
+        try:
+            for step in training.run(trained, lambda: self._spent(TRAINING) / total if total > 0 else 1.0):
+                spent = self._spent(TRAINING)
+                yield Progress(TRAINING, min(spent, total), total, f"loss {step.loss:.3f}{note}")
+                if clock.rings():
+                    training.save(self._checkpoint)
+                if measuring <= _MEASURE_SHARE * spent:
+                    began = time.monotonic()
+                    note = self._measure(training, features, held)
+                    measuring += time.monotonic() - began
+        finally:
+            training.save(self._checkpoint)
+        yield Progress(TRAINING, total, total, self._measure(training, features, held).removeprefix("; "))
+
+    def _training(self, features: Features) -> Training:
+        """As it was left, or from the start."""
+        state = None
+        if self._checkpoint.exists():
+            state = torch.load(self._checkpoint, map_location=self.device, weights_only=True)
+        training = Training(
+            self._student(features, None if state is None else state["target_ids"]).to(self.device),
+            features,
+            seed=self.settings.seed,
+            device=self.device,
+        )
+        if state is not None:
+            training.load(state)
+        return training
+
+    def _student(self, features: Features, target_ids: Tensor | None) -> Student:
+        torch.manual_seed(self.settings.seed)
+        if self.settings.kind == "model":
+            return Draft.of(self.target)
+        return Head.of(self.target, vocabulary.frequent(features) if target_ids is None else target_ids.cpu())
+
+    def _measure(self, training: Training, features: Features, held: Sequence[int]) -> str:
+        """Measure on held-out dialogues, write the draft and its report; a few words about it."""
+        with training.averaged():
+            acceptance = evaluate(training.student, features, held[:_MEASURED], self.device)
+            export(training.student, self.target, self.settings.folder)
+        self.report = self._reported(training, features, len(held[:_MEASURED]), acceptance)
+        self.report.write(self.settings.folder)
+        rates = " ".join(f"{rate:.2f}" for rate in acceptance.per_position)
+        return f"; accepted {rates}; {acceptance.tokens_per_step:.2f} tokens per step"
+
+    def _reported(self, training: Training, features: Features, held: int, acceptance: Acceptance) -> Report:
+        command, versions = provenance()
+        return Report(
+            kind=self.settings.kind,
+            command=command,
+            versions=versions,
+            target=str(self.target.path),
+            target_sha256=self.target.sha256,
+            chat_template_sha256=template_sha256(self.target),
+            seed=self.settings.seed,
+            dialogues=kinds(features.dialogues),
+            answer_tokens=corpus.answer_tokens(features.dialogues),
+            held_out=held,
+            draft_vocabulary=len(training.student.target_ids),
+            parameters=sum(p.numel() for p in training.student.parameters()),
+            seconds={stage: round(self._spent(stage), 1) for stage in STAGES},
+            steps=training.steps,
+            tokens=training.tokens,
+            acceptance=acceptance,
+        )
+
+    def _spent(self, stage: str) -> float:
+        return self._clock.seconds.get(stage, 0.0)
+
+
+class _Alarm:
+    """Rings when so many seconds have passed since it last rang."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def rings(self) -> bool:
+        if time.monotonic() - self._last < self._seconds:
+            return False
+        self._last = time.monotonic()
+        return True
+
+
+def size(nbytes: int) -> str:
+    """Bytes for people."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
