@@ -44,11 +44,11 @@ def tokenizer(target):
 
 @pytest.fixture(scope="session")
 def corpus_path(model, tmp_path_factory):
-    """A corpus of at least 3,000 answer tokens."""
+    """A corpus of at least 800 answer tokens."""
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     llm = LLM(model, context_length=512, max_batch=corpus.TOGETHER, kv_tokens=corpus.TOGETHER * 512, threads=1)
     with closing(corpus.interview(llm, path, seed=5)) as growing:
-        next(tokens for tokens in growing if tokens >= 3000)
+        next(tokens for tokens in growing if tokens >= 800)
     return path
 
 

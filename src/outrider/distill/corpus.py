@@ -173,9 +173,9 @@ def _conversation(messages: Sequence[Message], tokenizer: Tokenizer) -> Dialogue
     answers: list[tuple[int, int]] = []
     text = ""
     for count, message in enumerate(messages, start=1):
-        opened = tokenizer.render_chat(messages[: count - 1])
         if message["role"] != "assistant":
             continue
+        opened = tokenizer.render_chat(messages[: count - 1])
         closed = tokenizer.render_chat(messages[:count], add_generation_prompt=False)
         if not (opened.startswith(text) and closed.startswith(opened)):
             raise ValueError(f"the chat template changes what was said before message {count}")

@@ -1,0 +1,132 @@
+"""The whole of a distillation on a tiny target, its interruptions, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli import app
+from outrider.distill import run
+from outrider.distill.run import Distillation, Settings
+from outrider.errors import RequestError
+from outrider.heads import load
+
+
+@pytest.fixture
+def settings(model, corpus_path, tmp_path):
+    return Settings(model, tmp_path / "out", corpus_path, budget=4.0, kind="eagle", seed=0, resume=False, aside=())
+
+
+def stages(distillation):
+    seen = {}
+    with closing(distillation.run()) as running:
+        for progress in running:
+            assert 0 <= progress.done <= progress.total
+            seen[progress.stage] = progress
+    return seen
+
+
+def test_from_nothing_to_a_head_with_its_report(settings, target):
+    distillation = Distillation(replace(settings, corpus=None, budget=9.0))
+    seen = stages(distillation)
+    assert list(seen) == ["interview", "features", "training"]
+    head = load(settings.folder)
+    assert head.config.vocabulary == target.shape.vocabulary
+    report = json.loads((settings.folder / "report.json").read_text())
+    assert report["target_sha256"] == target.sha256
+    assert report["steps"] > 0
+    assert report["answer_tokens"] > 0
+    assert len(report["acceptance"]["per_position"]) == 5
+    assert "tokens per step" in (settings.folder / "README.md").read_text()
+
+
+def test_a_small_model_from_a_given_corpus(settings):
+    seen = stages(Distillation(replace(settings, kind="model")))
+    assert list(seen) == ["features", "training"]
+    assert (settings.folder / "draft.gguf").stat().st_size > 0
+    assert json.loads((settings.folder / "report.json").read_text())["kind"] == "model"
+
+
+def test_closing_keeps_what_was_done_and_resuming_goes_on(settings):
+    first = Distillation(replace(settings, budget=60.0))
+    with closing(first.run()) as running:
+        done = [progress for progress, _ in zip((p for p in running if p.stage == "training"), range(3), strict=False)]
+    assert len(done) == 3
+    shutil.rmtree(settings.folder / "work" / "features")  # they are computed again
+    spent = json.loads((settings.folder / "work" / "clock.json").read_text())["training"]
+    second = Distillation(replace(settings, budget=spent + 5.0, resume=True))
+    stages(second)
+    assert second.report.steps > 3
+    assert second.report.seconds["training"] >= spent
+
+
+def test_a_folder_in_use_is_not_begun_anew(settings):
+    (settings.folder / "work").mkdir(parents=True)
+    with pytest.raises(RequestError, match="--resume"):
+        Distillation(settings)
+
+
+def test_there_must_be_something_to_resume(settings):
+    with pytest.raises(RequestError, match="holds no distillation"):
+        Distillation(replace(settings, resume=True))
+
+
+def test_an_unknown_kind_is_refused(settings):
+    with pytest.raises(RequestError, match=r"medusa.*eagle, model"):
+        Distillation(replace(settings, kind="medusa"))
+
+
+def test_one_dialogue_is_too_few(settings, corpus_path, tmp_path):
+    one = tmp_path / "one.jsonl"
+    one.write_text(corpus_path.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(RequestError, match="too few"):
+        stages(Distillation(replace(settings, corpus=one)))
+
+
+def test_a_full_disk_is_noticed_before_anything_is_computed(settings, monkeypatch):
+    usage = shutil.disk_usage(settings.folder.parent)
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(RequestError, match=r"need .* MiB more"):
+        stages(Distillation(settings))
+
+
+def outrider(*args):
+    return CliRunner().invoke(app, ["distill", *map(str, args)])
+
+
+def test_the_command_prints_the_card(settings, model, corpus_path):
+    result = outrider(model, "-o", settings.folder, "--corpus", corpus_path, "--budget", "3s")
+    assert result.exit_code == 0, result.output
+    assert "tokens per step" in result.stdout
+    assert "on disk" in result.stderr  # said before the features are made
+    assert (settings.folder / "model.safetensors").exists()
+
+
+def test_ctrl_c_is_no_loss(settings, model, corpus_path, monkeypatch):
+    original = Distillation.run
+
+    def interrupted(distillation):
+        for count, progress in enumerate(original(distillation)):
+            yield progress
+            if count == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Distillation, "run", interrupted)
+    result = outrider(model, "-o", settings.folder, "--corpus", corpus_path)
+    assert result.exit_code == 130
+    assert "--resume" in result.stdout
+    assert (settings.folder / "work" / "clock.json").exists()
+
+
+@pytest.mark.parametrize("budget", ["10", "0s", "-1m", "m", "1y"])
+def test_a_budget_is_a_time(model, tmp_path, budget):
+    result = outrider(model, "-o", tmp_path / "out", f"--budget={budget}")
+    assert result.exit_code == 1
+    assert "such as 90m" in result.stderr
+    assert not (tmp_path / "out").exists()
