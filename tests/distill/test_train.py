@@ -57,10 +57,10 @@ def test_from_wrong_answers_nothing_is_learnt(features, target, monkeypatch):
     learning = training(features, target)
     trained, _ = batches.split(features)
     before = evaluate(learning.student, features, trained, CPU)
-    monkeypatch.setattr("outrider.distill.train.aims", lambda ids, p: aims(ids, p).roll(1, 0))
+    monkeypatch.setattr("outrider.distill.train.aims", lambda ids, p: aims(ids, p).flip(1))
     steps(learning, 12)
     with learning.averaged():
-        assert evaluate(learning.student, features, trained, CPU).overlap < before.overlap + 0.02
+        assert evaluate(learning.student, features, trained, CPU).overlap <= before.overlap + 0.02
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(features, target, tmp_path):

@@ -62,8 +62,7 @@ def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> 
     seed   of the kinds of questions and their openings; what the target writes is drawn anew.
     aside  texts of which no 13 words in a row may be in the corpus.
 
-    Yields the number of answer tokens after each interview, whether it has grown or not: not all give something to keep.
-    Closing the iterator keeps what is finished.
+    Yields the number of answer tokens after each interview, grown or not: not all give something to keep. Closing the iterator keeps what is finished.
     """
     _drop_cut_line(path)
     kept = read(path, llm.tokenizer) if path.exists() else []
