@@ -105,7 +105,7 @@ class Scheduler:
         self._context_length = context_length
         self._vocabulary_size = vocabulary_size
         self._eos_ids = frozenset(token for token in eos_ids if token in range(vocabulary_size))  # others have no logit
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._chunk = chunk
         self._max_draft = max_draft
         self.waiting: deque[Request] = deque()
@@ -305,7 +305,7 @@ class Scheduler:
         if not self.waiting:
             return
         free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in self.running)
-        while self.waiting and len(self.running) < self._max_batch:
+        while self.waiting and len(self.running) < self.max_batch:
             request = self.waiting[0]
             free -= self._cache.blocks_for(len(request.tokens)) - self._cache.shared(request.reusable[:-2])
             if free < 0:

@@ -26,6 +26,8 @@ from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from outrider.cli.generate import generate
 from outrider.cli.plan import EXAMPLES as PLAN_EXAMPLES
 from outrider.cli.plan import plan
+from outrider.cli.serve import EXAMPLES as SERVE_EXAMPLES
+from outrider.cli.serve import serve
 from outrider.errors import OutriderError
 
 
@@ -58,6 +60,7 @@ app = typer.Typer(
 app.command(epilog=GENERATE_EXAMPLES)(generate)
 app.command(epilog=CHAT_EXAMPLES)(chat)
 app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=SERVE_EXAMPLES)(serve)
 app.command(epilog=CERTIFY_EXAMPLES)(certify)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=DISTILL_EXAMPLES)(distill)

@@ -65,7 +65,7 @@ class ModelOptions:
                    panel=MODEL)
     ] = False  # fmt: skip
 
-    def load(self) -> LLM:
+    def load(self, max_batch: int = 8) -> LLM:
         """The model; a download shows its progress on stderr. Raises what `LLM` raises."""
         from outrider.llm import LLM
 
@@ -76,6 +76,7 @@ class ModelOptions:
                 draft=self.draft,
                 learn_from_outputs=self.learn_from_outputs,
                 context_length=self.context_length,
+                max_batch=max_batch,
                 threads=self.threads,
                 recalibrate=self.recalibrate,
                 progress=progress,

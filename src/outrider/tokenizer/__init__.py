@@ -105,6 +105,14 @@ class Tokenizer:
             known = self._bytes[token] = self._vocabulary.bytes_of(token)
         return known
 
+    def token_name(self, token: int) -> str:
+        """What the model's file calls a token; that of a control token, such as `<|im_end|>`, is fit to be read.
+
+        Raises RequestError as `token_bytes` does.
+        """
+        self.token_bytes(token)
+        return self._vocabulary.tokens[token]
+
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt that the model's chat template makes of `messages`; see `ChatTemplate.render` for errors.
 

@@ -1,0 +1,76 @@
+"""The first that sees a request: who may come in, and how much may be carried."""
+
+from __future__ import annotations
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outrider.server.errors import APIError
+from outrider.server.settings import MAX_BODY, Settings
+
+_LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
+
+
+class Guard:
+    """ASGI middleware that refuses foreign host names, wrong keys and large bodies before anything is parsed."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._local = settings.local
+        self._authorization = f"Bearer {settings.api_key}".encode() if settings.api_key is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if refusal := self._refusal(scope["path"], headers):
+            await refusal.response()(scope, receive, send)
+        else:
+            await self._app(scope, _bounded(receive), send)
+
+    def _refusal(self, path: str, headers: Headers) -> APIError | None:
+        if self._local and _name(headers.get("host", "")) not in _LOCAL_NAMES:
+            return APIError(403, "this server answers to localhost and 127.0.0.1 only", code="host_not_allowed")
+        if self._authorization is not None and path.startswith(("/v1/", "/metrics")):
+            given = headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._authorization):
+                return APIError(
+                    401,
+                    "the API key is missing or wrong; it is expected as the header authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"www-authenticate": "Bearer"},
+                )
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > MAX_BODY:
+            return APIError(413, _too_large(), code="body_too_large")
+        return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """As `receive`, up to the bound: a body need not tell its length, or may lie."""
+    received = 0
+
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY:
+            raise HTTPException(413, _too_large())
+        return message
+
+    return bounded
+
+
+def _too_large() -> str:
+    return f"the body is larger than {MAX_BODY} bytes"
+
+
+def _name(host: str) -> str:
+    """The host header's name, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
