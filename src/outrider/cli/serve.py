@@ -67,7 +67,7 @@ def serve(
     listener = run.listen(host, port)
     llm = model.load(max_batch=max_batch)
     display.note(_described(llm, run.url(listener)))
-    run.serve(llm, Settings(api_key=api_key, local=local, queue=queue, timeout=timeout), listener)
+    run.Server(llm, Settings(api_key=api_key, local=local, queue=queue, timeout=timeout)).run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

@@ -53,7 +53,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
     )
     app.state.service = service
     errors.install(app)
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, refused=service.metrics.refuse)
 
     async def respond(
         body: Common, request: Request, count: int, prepare: Callable[[], list[Text]], kind: type[Answer]

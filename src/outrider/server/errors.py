@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import ModelError, RequestError
+from outrider.errors import ModelError, OutriderError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, APIError)
         return error.response()
 
-    async def library_error(_: Request, error: Exception) -> Response:
+    async def other(_: Request, error: Exception) -> Response:
         return from_library(error).response()
 
     async def invalid(_: Request, error: Exception) -> Response:
@@ -90,18 +90,19 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, library_error)
+    app.add_exception_handler(OutriderError, other)
+    app.add_exception_handler(Exception, other)
 
 
 def _invalid(error: RequestValidationError) -> APIError:
     """The first fault of a body, with the name of the field and what it has.
 
-    Where a field may be of several types there is a fault for each; that of the type that fits best goes deepest, or
-    does not concern the type itself.
+    Where a field may be of several types there is a fault for each; that of the type that fits best does not concern
+    the type itself, or goes deepest.
     """
     faults = error.errors()
     same = [each for each in faults if each["loc"][:2] == faults[0]["loc"][:2]]
-    fault = max(same, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
+    fault = max(same, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     if fault["type"] == "json_invalid":
         return APIError(400, f"the body is no valid JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
     param = _path(fault["loc"][1:], error.body)

@@ -42,11 +42,12 @@ class Generation:
 
     def add(self, emitted: Emitted) -> None:
         """A step has added something."""
-        self._pending.append(emitted)
         if emitted.finish_reason is not None:
             self._over.add(emitted.request.id)
         if emitted.request.error is not None:
             self.fail(from_library(emitted.request.error))
+            return
+        self._pending.append(emitted)
         if not self._whole or len(self._over) == self.texts:
             self._news.set()
 
@@ -57,13 +58,16 @@ class Generation:
 
     async def updates(self) -> AsyncIterator[list[Emitted]]:
         """What has come since the last time, in order, to the end of all texts. Raises APIError if it fails."""
-        while len(self._over) < self.texts or self._pending:
+        while True:
             await self._news.wait()
             self._news.clear()
+            while self._pending:
+                pending, self._pending = self._pending, []
+                yield pending
             if self._failure:
                 raise self._failure
-            pending, self._pending = self._pending, []
-            yield pending
+            if len(self._over) == self.texts:
+                return
 
     async def whole(self) -> list[Emitted]:
         """Everything, once it is there. Raises APIError if it fails."""

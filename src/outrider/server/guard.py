@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -15,10 +16,14 @@ _LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 class Guard:
-    """ASGI middleware that refuses foreign host names, wrong keys and large bodies before anything is parsed."""
+    """ASGI middleware that refuses foreign host names, wrong keys and large bodies before anything is parsed.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    refused  told of the HTTP status of each answer that is an error, whoever gave it.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, refused: Callable[[int], None]) -> None:
         self._app = app
+        self._refused = refused
         self._local = settings.local
         self._authorization = f"Bearer {settings.api_key}".encode() if settings.api_key is not None else None
 
@@ -26,11 +31,16 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        if refusal := self._refusal(scope["path"], headers):
-            await refusal.response()(scope, receive, send)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self._refused(message["status"])
+            await send(message)
+
+        if refusal := self._refusal(scope["path"], Headers(scope=scope)):
+            await refusal.response()(scope, receive, counted)
         else:
-            await self._app(scope, _bounded(receive), send)
+            await self._app(scope, _bounded(receive), counted)
 
     def _refusal(self, path: str, headers: Headers) -> APIError | None:
         if self._local and _name(headers.get("host", "")) not in _LOCAL_NAMES:

@@ -26,7 +26,7 @@ class Metrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of requests that have begun to be answered")
         self._generated = self._counter("generation_tokens", "Committed tokens")
         self._finished = self._counter("request_success", "Finished texts, by reason", "finished_reason")
-        self._refused = self._counter("request_refused", "Refused requests, by HTTP status", "status")
+        self._refused = self._counter("http_errors", "Answers that were an error, by HTTP status", "status")
         self._preempted = self._counter("num_preemptions", "KV caches that were dropped for want of room")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts sent to verification", "drafter")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens sent to verification", "drafter")
@@ -76,7 +76,7 @@ class Metrics:
         self._preempted.inc(request.stats.preemptions)
 
     def refuse(self, status: int) -> None:
-        """A request was refused."""
+        """An answer was an error."""
         self._refused.labels(str(status)).inc()
 
     def text(self) -> bytes:

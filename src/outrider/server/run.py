@@ -32,26 +32,24 @@ def url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(llm: LLM, settings: Settings, listener: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; then let nobody in, and give those who are in their time of grace."""
-    app = create_app(llm, settings)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.grace) + 5,  # the service lets everybody down before
-    )
-    _Server(config, app.state.service).run(sockets=[listener])
+class Server(uvicorn.Server):
+    """Serves until SIGINT or SIGTERM; then nobody is let in, and those who are in have their time of grace."""
 
-
-class _Server(uvicorn.Server):
-    """Tells the service of a shutdown when it begins, not when all connections are closed."""
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
+    def __init__(self, llm: LLM, settings: Settings) -> None:
+        app = create_app(llm, settings)
+        self.service: Service = app.state.service
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(settings.grace) + 5,  # the service lets everybody down before
+            )
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.drain()
+        """The word of a shutdown; uvicorn itself tells the application only when all connections are closed."""
+        self.service.drain()
         super().handle_exit(sig, frame)

@@ -64,13 +64,17 @@ class Service:
             return "stopping"
         return "stalled" if self._stalled or not self._worker.alive else "ok"
 
+    @property
+    def open_texts(self) -> int:
+        """Texts that have been let in and are not yet delivered."""
+        return sum(generation.texts for generation in self._generations)
+
     def open(self, texts: int) -> Generation:
         """A place for so many texts. Raises APIError: 429 if the queue is full, 503 if there is no service."""
         if self.state != "ok":
             reason = "shutting down" if self.state == "stopping" else "not well: the engine does not answer"
             raise APIError(503, f"the server is {reason}", type="server_error", headers={"retry-after": "10"})
-        taken = sum(generation.texts for generation in self._generations)
-        room = self.llm.engine.scheduler.max_batch + self.settings.queue - taken
+        room = self.llm.engine.scheduler.max_batch + self.settings.queue - self.open_texts
         if texts > room:
             wait = str(min(max(math.ceil(self._duration), 1), 60))
             raise APIError(

@@ -73,6 +73,7 @@ class Worker:
             while self._obey():
                 self._step()
             self._drop_all()
+            self._engine.step()  # without a request it computes nothing
         except Exception as error:
             log.critical("the engine's thread has died", exc_info=error)
             self._failed(error)
