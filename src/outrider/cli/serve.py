@@ -64,10 +64,11 @@ def serve(
         raise RequestError("the API key is not possible; allowed: printable ASCII characters, no spaces around them")
     if name is not None:
         model = replace(model, model=name)
-    listener = run.listen(host, port)
-    llm = model.load(max_batch=max_batch)
-    display.note(_described(llm, run.url(listener)))
-    run.Server(llm, Settings(api_key=api_key, local=local, queue=queue, timeout=timeout)).run(sockets=[listener])
+    settings = Settings(api_key=api_key, local=local, queue=queue, timeout=timeout)
+    with run.listen(host, port) as listener:  # before the model is loaded: a port that is taken is told at once
+        llm = model.load(max_batch=max_batch)
+        display.note(_described(llm, run.url(listener)))
+        run.Server(llm, settings).run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from outrider.llm import LLM, Prompt
 from outrider.request import Request as Text
@@ -128,10 +128,10 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
         }
         return _json(body, 200 if state == "ok" else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:

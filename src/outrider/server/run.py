@@ -14,13 +14,21 @@ from outrider.server.service import Service
 from outrider.server.settings import Settings
 
 
+_BACKLOG = 1024
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, before the model is loaded: who cannot have the port is told at once. RequestError."""
+    """A socket that listens. Raises RequestError if the address or port cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise RequestError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
     return listener
