@@ -27,7 +27,9 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 0:
-            raise RequestError(f"speculation={self.length} is not possible; allowed: 0 or more drafted tokens")
+            raise RequestError(
+                f"speculation={self.length} is not possible; allowed: 0 or more drafted tokens", "speculation"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Speculation:
@@ -39,7 +41,7 @@ class Speculation:
             return cls(name or None, int(number))
         if number.isidentifier() and not colon:
             return cls(number)
-        raise RequestError(f"speculation={text!r} is not possible; allowed: {FORMS}")
+        raise RequestError(f"speculation={text!r} is not possible; allowed: {FORMS}", "speculation")
 
     def __str__(self) -> str:
         if self.length is None:

@@ -29,7 +29,7 @@ def server(process):
 def test_it_says_what_is_served_and_where(server):
     _, url, line = server()
     assert "tiny.gguf" in line
-    assert "100000 tokens of context, drafts by ngram" in line
+    assert "100000 tokens of context, speculation auto (a pass of 2 rows" in line
     assert url.startswith("http://127.0.0.1:")
     assert httpx.get(f"{url}/health").json()["model"] == "tiny"
     body = {"prompt": "Hello", "max_tokens": 3}
@@ -61,7 +61,7 @@ def test_the_flags_reach_the_server(server):
     env = {"OUTRIDER_API_KEY": "sesame"}
     flags = ["--queue", 0, "--max-batch", 1, "--context-length", 500, "--speculation", "off", "--timeout", 0.5]
     _, url, line = server(*flags, env=env)
-    assert "500 tokens of context, no drafts" in line
+    assert "500 tokens of context, speculation off" in line
     assert httpx.get(f"{url}/v1/models").status_code == 401
     health = httpx.get(f"{url}/health").json()
     assert (health["context_length"], health["speculation"]) == (500, "off")

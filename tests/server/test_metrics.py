@@ -63,7 +63,7 @@ def test_what_counts_as_drafted_was_sent_to_verification(counted):
     assert added['spec_decode_num_drafts_total{drafter="scripted"}'] == 3
     assert added['spec_decode_num_accepted_tokens_total{drafter="scripted"}'] == 3
     assert added['spec_decode_num_accepted_tokens_per_pos_total{position="0"}'] == 3
-    assert added['spec_decode_num_skipped_total{reason="nothing_proposed"}'] >= 1
+    assert added['spec_decode_num_skipped_total{reason="nothing_worthwhile"}'] >= 1
 
 
 def test_drafts_past_the_end_of_a_text_are_not_accepted(counted):

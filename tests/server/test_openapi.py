@@ -14,10 +14,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from outrider import LLM
+from outrider.policy.costs import FREE
 
 CHECKS = [not_a_server_error, content_type_conformance, status_code_conformance]
 BOUNDED = settings(
-    max_examples=20,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,
@@ -31,7 +32,7 @@ GETS = ["/v1/models", "/v1/models/{model}", "/health", "/metrics"]
 @pytest.fixture(scope="module")
 def server(path, serve_once):
     """Texts are short here, whatever is asked for."""
-    return serve_once(LLM(path, threads=1, context_length=64))
+    return serve_once(LLM(path, threads=1, costs=FREE, context_length=64))
 
 
 @pytest.fixture(scope="module")

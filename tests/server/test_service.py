@@ -17,6 +17,7 @@ import pytest
 
 import outrider.engine
 from outrider import LLM
+from outrider.policy.costs import FREE
 
 LONG = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000, "temperature": 0}
 SHORT = LONG | {"max_tokens": 12}
@@ -31,7 +32,7 @@ def small(serve_small):
 
 @pytest.fixture(scope="module")
 def serve_small(path, serve_once):
-    return serve_once(LLM(path, threads=1, max_batch=2), queue=2, timeout=60.0, stall=60.0)
+    return serve_once(LLM(path, threads=1, costs=FREE, max_batch=2), queue=2)
 
 
 @pytest.fixture
@@ -273,7 +274,7 @@ class TestShutdown:
 
     @pytest.fixture
     def own(self, serve, path):
-        return lambda **settings: serve(LLM(path, threads=1), **settings)
+        return lambda **settings: serve(LLM(path, threads=1, costs=FREE), **settings)
 
     def test_it_waits_for_those_who_are_in(self, own):
         server = own(grace=60.0)
@@ -302,7 +303,7 @@ class TestShutdown:
 
 def test_without_room_for_all_texts_some_are_computed_again_and_none_fails(path, serve):
     """KV exhaustion ends in preemption, never in an error, and changes no text."""
-    server = serve(LLM(path, threads=1, kv_tokens=256, context_length=250, max_batch=4))
+    server = serve(LLM(path, threads=1, costs=FREE, kv_tokens=256, context_length=250, max_batch=4))
     bodies = [LONG | {"messages": [{"role": "user", "content": f"Number {i}"}], "max_tokens": 150} for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
         answers = [answer.json() for answer in pool.map(lambda body: server.post(**body), bodies)]

@@ -82,5 +82,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _described(llm: LLM, url: str) -> str:
-    drafting = "no drafts" if llm.speculation == "off" else f"drafts by {llm.speculation}"
+    if llm.speculation.length == 0:
+        drafting = "speculation off"
+    else:
+        rows = ", ".join(f"{n} rows take {llm.costs.v(n):.2f}" for n in (2, 4, 8))
+        drafting = f"speculation {llm.speculation} (a pass of {rows} times one row's time)"
     return f"{llm.name} ({llm.path.name}), {llm.context_length} tokens of context, {drafting}: {url}"

@@ -111,12 +111,14 @@ class Answer(ABC):
 
     def usage(self) -> dict[str, Any]:
         """Tokens of prompts, each counted once, and of all texts."""
-        prompt = sum(len(each.request.prompt) for each in self._choices.values() if each.request.choice == 0)
+        first = [each.request for each in self._choices.values() if each.request.choice == 0]
+        prompt = sum(len(request.prompt) for request in first)
         completion = sum(choice.tokens for choice in self._choices.values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(request.stats.cached for request in first)},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": sum(choice.uptake.accepted for choice in self._choices.values()),
                 "rejected_prediction_tokens": sum(choice.uptake.rejected for choice in self._choices.values()),

@@ -121,7 +121,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
         body = {
             "status": state,
             "model": name,
-            "speculation": llm.speculation,
+            "speculation": str(llm.speculation),
             "context_length": llm.context_length,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
@@ -171,28 +171,13 @@ def _texts(
     llm: LLM, prompts: Sequence[Prompt], body: Common, params: SamplingParams, prediction: str = ""
 ) -> list[Text]:
     """The library's requests: each prompt is read once, for all of its texts. Raises RequestError."""
-    max_draft = _max_draft(body.speculation, llm)
+    speculation = None if body.speculation is None else str(body.speculation)
+    reuse = body.cache_prompt is not False
     return [
-        llm.request(tokens, params, prediction=prediction, max_draft=max_draft, choice=choice)
+        llm.request(tokens, params, prediction=prediction, speculation=speculation, choice=choice, reuse=reuse)
         for tokens in map(llm.encode, prompts)
         for choice in range(body.choices)
     ]
-
-
-def _max_draft(speculation: str | int | None, llm: LLM) -> int | None:
-    """The most tokens to draft in a step, as `LLM.request` has it."""
-    if isinstance(speculation, int):
-        return speculation
-    if speculation == "off":
-        return 0
-    if speculation in (None, "auto", llm.speculation):
-        return None
-    raise APIError(
-        400,
-        f"speculation={speculation!r} is not possible; this server has auto, off, {llm.speculation}, or a number of "
-        "tokens",
-        param="speculation",
-    )
 
 
 def _unknown_model(model: str, name: str) -> APIError:

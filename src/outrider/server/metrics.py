@@ -37,6 +37,7 @@ class Metrics:
         self._skipped = self._counter(
             "spec_decode_num_skipped", "Steps of a request without a draft, by reason", "reason"
         )
+        self._cached = self._counter("prefix_cache_hits", "Prompt tokens whose KV was there already")
         self._per_step = self._histogram("tokens_per_step", "Tokens that a step commits to a text", range(1, 18))
         self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token", _SECONDS)
         self._between = self._histogram(
@@ -59,6 +60,7 @@ class Metrics:
             self._spoken[request.id] = now
             if before is None:
                 self._prompt.inc(len(request.prompt))
+                self._cached.inc(request.stats.cached)
                 self._first.observe(now - arrived)
             else:
                 self._between.observe((now - before) / tokens)
@@ -91,10 +93,10 @@ class Metrics:
             self._accepted.labels(drafting.drafter).inc(drafting.accepted)
             for position in range(drafting.accepted):
                 self._positions.labels(str(position)).inc()
-        elif emitted.request.max_draft == 0:
+        elif emitted.request.speculation.length == 0:
             self._skipped.labels("off").inc()
         else:
-            self._skipped.labels("nothing_proposed" if drafting.allowed else "no_room").inc()
+            self._skipped.labels("nothing_worthwhile" if drafting.allowed else "no_room").inc()
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"outrider:{name}", help, labels, registry=self._registry)

@@ -13,7 +13,6 @@ from outrider.server.app import create_app
 from outrider.server.service import Service
 from outrider.server.settings import Settings
 
-
 _BACKLOG = 1024
 
 

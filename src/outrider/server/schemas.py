@@ -138,7 +138,11 @@ class Common(Body):
 
     # Outrider's own.
     speculation: Annotated[str, Field(max_length=64)] | Annotated[int, Field(ge=0)] | None = Field(
-        None, description="auto, off, a drafter's name, or the most tokens to draft in a step; the text is the same."
+        None,
+        description="auto, off, a drafter's name, a number of tokens, or both: ngram:4; the text is the same.",
+    )
+    cache_prompt: bool | None = Field(
+        None, description="false: use no KV that other texts have left, and leave none; the text is the same."
     )
     return_sources: bool | None = Field(
         None, description="Say of each token where it came from: plain, accepted, recovered or bonus."
