@@ -29,6 +29,11 @@ from outrider.server.settings import MAX_TEXTS, Settings
 from outrider.server.stream import EventStream, whole_answer
 from outrider.weights import hub
 
+_PAGE_HEADERS = {  # the page is all there is: nothing comes from elsewhere, and nothing goes there
+    "content-security-policy": "default-src 'none'; connect-src 'self'; img-src data:; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+}
+
 PLAYGROUND = Path(__file__).parent / "playground" / "index.html"
 
 
@@ -135,7 +140,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
 
     @app.get("/", include_in_schema=False)
     async def playground() -> Response:
-        return FileResponse(PLAYGROUND)
+        return FileResponse(PLAYGROUND, headers=_PAGE_HEADERS)
 
     return app
 
