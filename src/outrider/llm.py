@@ -315,7 +315,8 @@ class LLM:
         """Raises RequestError for what is not possible."""
         speculation = Speculation.parse(text)
         if speculation.drafter not in (None, *self.drafters):
-            raise RequestError(f"speculation={text!r} is not possible; allowed drafters: {', '.join(self.drafters)}")
+            allowed = ", ".join(self.drafters)
+            raise RequestError(f"speculation={text!r} is not possible; allowed drafters: {allowed}", "speculation")
         return speculation
 
     def _costs(self, recalibrate: bool, progress: hub.ProgressCallback | None) -> Costs:
