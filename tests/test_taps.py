@@ -14,7 +14,6 @@ from outrider.engine import Engine
 from outrider.errors import RequestError
 from outrider.kernels.native import NativeModel
 from outrider.models import record
-from outrider.policy.ladder import Ladder
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer.detokeniser import Detokeniser
@@ -69,7 +68,7 @@ def run(model: NativeModel, drafter: Drafter, chunk: int, blocks: int) -> list[R
     engine = Engine(
         model,
         KVCache(model.kv_shape, blocks),
-        Ladder([drafter]),
+        drafter,
         eos_ids=(),
         make_detokeniser=lambda: Detokeniser(Letters((b"x",) * 300)),
         chunk=chunk,

@@ -123,9 +123,9 @@ class LLM:
         speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
                         "off"; a drafter's name; a fixed number of tokens, "4"; or both, "suffix:4". The text is the
                         same.
-        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file; or an
-                        EAGLE-3 head for the model, as a folder in the official layout or a compact file of ours. None:
-                        the head that ships for exactly this model file, if one does.
+        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file; or
+                        an EAGLE-3 head for the model, as a folder in the official layout or a compact file of ours.
+                        None: the head that ships for exactly this model file, if one does.
         learn_from_outputs  let "suffix" draft from the outputs of earlier requests too, whoever made them: faster where
                         they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are

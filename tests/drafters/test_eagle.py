@@ -140,7 +140,8 @@ def test_what_the_prefix_cache_left_out_the_head_does_not_see(head: DraftHead, b
     states = taps(session.tokens, 40, len(session.tokens) - 1)
     for accepted in (2, 5, 0):
         proposal = session.drafter.propose([session.request()])[0]
-        _, expected = fresh(head, session.tokens[40:], replace(states, start=0), session.request())
+        seen = session.tokens[40:]
+        _, expected = fresh(head, seen, replace(states, start=0), replace(session.request(), tokens=seen))
         assert (proposal.tokens, proposal.estimates) == (expected.tokens, expected.estimates)
         session.commit(proposal, accepted, 4)
         states = taps(session.tokens, 40, len(session.tokens) - 1)

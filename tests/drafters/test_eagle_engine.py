@@ -17,7 +17,7 @@ from outrider.heads.checkpoint import Head, read_official
 from outrider.kernels.native import NativeModel
 from outrider.models import record
 from outrider.models.base import KVShape, Recorded
-from outrider.policy.ladder import Ladder
+from outrider.policy.controller import Controller
 from outrider.program import Program
 from outrider.request import Request
 from outrider.sampling import SamplingParams
@@ -60,7 +60,7 @@ def engine(
     return Engine(
         model,
         KVCache(model.kv_shape, blocks),
-        drafter or Ladder(()),
+        drafter or Controller(()),
         eos_ids=(),
         make_detokeniser=lambda: Detokeniser(Letters((b"x",) * 300)),
         max_batch=batch,
