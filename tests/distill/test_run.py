@@ -7,6 +7,7 @@ import shutil
 import signal
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +24,13 @@ def settings(model, corpus_path, tmp_path):
     return Settings(model, tmp_path / "out", corpus_path, budget=4.0, kind="eagle", seed=0, resume=False, aside=())
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """However busy the machine: each interview, dialogue and step of training takes a quarter of a second."""
+    ticks = count(0, 0.25)
+    monkeypatch.setattr("outrider.distill.clock.monotonic", lambda: next(ticks))
+
+
 def stages(distillation):
     seen = {}
     with closing(distillation.run()) as running:
@@ -32,8 +40,9 @@ def stages(distillation):
     return seen
 
 
-def test_from_nothing_to_a_head_with_its_report(settings, target):
-    distillation = Distillation(replace(settings, corpus=None, budget=9.0))
+def test_from_nothing_to_a_head_with_its_report(settings, target, monkeypatch):
+    monkeypatch.setattr(run, "INTERVIEW_SHARE", 0.8)
+    distillation = Distillation(replace(settings, corpus=None, budget=16.0))
     seen = stages(distillation)
     assert list(seen) == ["interview", "features", "training"]
     head = load(settings.folder)
@@ -43,6 +52,7 @@ def test_from_nothing_to_a_head_with_its_report(settings, target):
     assert report["steps"] > 0
     assert report["answer_tokens"] > 0
     assert len(report["acceptance"]["per_position"]) == 5
+    assert set(report["speed"]["measured"]) == {"eagle:5", "suffix", "auto"}
     assert "tokens per step" in (settings.folder / "README.md").read_text()
 
 
@@ -60,7 +70,7 @@ def test_closing_keeps_what_was_done_and_resuming_goes_on(settings):
     assert len(done) == 3
     shutil.rmtree(settings.folder / "work" / "features")  # they are computed again
     spent = json.loads((settings.folder / "work" / "clock.json").read_text())["training"]
-    second = Distillation(replace(settings, budget=spent + 5.0, resume=True))
+    second = Distillation(replace(settings, budget=spent + 6.0, resume=True))
     stages(second)
     assert second.report.steps > 3
     assert second.report.seconds["training"] >= spent
@@ -112,9 +122,9 @@ def test_ctrl_c_is_no_loss(settings, model, corpus_path, monkeypatch):
     original = Distillation.run
 
     def interrupted(distillation):
-        for count, progress in enumerate(original(distillation)):
+        for number, progress in enumerate(original(distillation)):
             yield progress
-            if count == 3:
+            if number == 3:
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Distillation, "run", interrupted)

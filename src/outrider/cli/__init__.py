@@ -18,10 +18,10 @@ from outrider.cli.certify import EXAMPLES as CERTIFY_EXAMPLES
 from outrider.cli.certify import certify
 from outrider.cli.chat import EXAMPLES as CHAT_EXAMPLES
 from outrider.cli.chat import chat
-from outrider.cli.export import EXAMPLES as EXPORT_EXAMPLES
-from outrider.cli.export import export
 from outrider.cli.distill import EXAMPLES as DISTILL_EXAMPLES
 from outrider.cli.distill import distill
+from outrider.cli.export import EXAMPLES as EXPORT_EXAMPLES
+from outrider.cli.export import export
 from outrider.cli.generate import EXAMPLES as GENERATE_EXAMPLES
 from outrider.cli.generate import generate
 from outrider.cli.plan import EXAMPLES as PLAN_EXAMPLES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Clock:
 
     def timing(self, stage: str, work: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each, and what the caller does with it, is the stage's."""
-        last = time.monotonic()
+        last = monotonic()
         try:
             for item in work:
                 yield item
@@ -34,7 +34,7 @@ class Clock:
             self._write()
 
     def _add(self, stage: str, since: float) -> float:
-        now = time.monotonic()
+        now = monotonic()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - since
         if now - self._written > _EVERY:
             self._write()
@@ -44,4 +44,4 @@ class Clock:
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(self.seconds), "utf-8")
         os.replace(new, self._path)
-        self._written = time.monotonic()
+        self._written = monotonic()

@@ -62,7 +62,8 @@ def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> 
     seed   of the kinds of questions and their openings; what the target writes is drawn anew.
     aside  texts of which no 13 words in a row may be in the corpus.
 
-    Yields the number of answer tokens after each interview, grown or not: not all give something to keep. Closing the iterator keeps what is finished.
+    Yields the number of answer tokens after each interview, grown or not: not all give something to keep. Closing the
+    iterator keeps what is finished.
     """
     _drop_cut_line(path)
     kept = read(path, llm.tokenizer) if path.exists() else []
@@ -124,9 +125,9 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
 
 def _request(llm: LLM, turn: Turn) -> Request:
     # Without a seed, a draft from the request's own text would be judged by block acceptance: cheap only where greedy.
-    drafted = None if turn.temperature == 0 else 0
+    speculation = None if turn.temperature == 0 else "off"
     params = SamplingParams(temperature=turn.temperature, max_tokens=turn.max_tokens)
-    return llm.request(list(turn.prompt), params, max_draft=drafted)
+    return llm.request(list(turn.prompt), params, speculation=speculation)
 
 
 def _write(file: IO[str], dialogue: Dialogue) -> None:

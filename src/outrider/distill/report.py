@@ -15,6 +15,7 @@ from pathlib import Path
 from outrider.distill.corpus import answer_tokens
 from outrider.distill.evaluate import DRAFTED, Acceptance
 from outrider.distill.interview import Dialogue
+from outrider.distill.speed import Speed
 from outrider.distill.target import Target
 
 REPORT_FILE, CARD_FILE = "report.json", "README.md"
@@ -26,6 +27,7 @@ class Report:
 
     seconds  of each stage, over all sittings.
     tokens   chain starts that were trained on, repetitions included.
+    speed    None: not measured yet.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Report:
     steps: int
     tokens: int
     acceptance: Acceptance
+    speed: Speed | None
 
     def write(self, folder: Path) -> None:
         """Write both files."""
@@ -79,8 +82,26 @@ class Report:
                 f"{self.acceptance.tokens_per_step:.2f} tokens per step; first drafted token at temperature 1: "
                 f"{self.acceptance.overlap:.3f}.",
                 "",
+                *self._speeds(),
             )
         )  # fmt: skip
+
+    def _speeds(self) -> tuple[str, ...]:
+        """The part of the card about this machine."""
+        if (speed := self.speed) is None:
+            return ()
+        rows = (f"| {way} | {speed.tokens_per_step[way]:.2f} | {times:.2f} |" for way, times in speed.measured.items())
+        return (
+            f"On the machine that made it, {speed.texts} held-out questions, greedy, in times of plain decoding:",
+            "",
+            "| drafts | tokens per step | speed |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"Predicted for chains of {DRAFTED}: {speed.predicted:.2f}, from the tokens per step above, "
+            f"c = {speed.c:.3f} and v({DRAFTED + 1}) = {speed.v:.2f}.",
+            "",
+        )
 
 
 def provenance() -> tuple[tuple[str, ...], dict[str, str]]:

@@ -14,17 +14,17 @@ import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outrider.distill import batches, corpus, vocabulary
+from outrider.distill import batches, corpus, speed, vocabulary
 from outrider.distill.clock import Clock
 from outrider.distill.draft import Draft
 from outrider.distill.evaluate import Acceptance, evaluate
-from outrider.distill.export import export
+from outrider.distill.export import DRAFT_FILE, export
 from outrider.distill.features import Features
 from outrider.distill.head import Head
 from outrider.distill.report import Report, kinds, provenance, template_sha256
@@ -48,6 +48,7 @@ CONTEXT = 1024
 
 _SAVE_EVERY = 45.0  # seconds
 _MEASURED = 60  # dialogues held out, at most
+_TIMED = 8  # of them
 _MEASURE_SHARE = 0.06  # of the training time
 
 
@@ -174,7 +175,10 @@ class Distillation:
                     measuring += time.monotonic() - began
         finally:
             training.save(self._checkpoint)
-        yield Progress(TRAINING, total, total, self._measure(training, features, held).removeprefix("; "))
+        note = self._measure(training, features, held).removeprefix("; ")
+        yield Progress(TRAINING, total, total, f"{note}; timing")
+        self._time(features, held)
+        yield Progress(TRAINING, total, total, note)
 
     def _training(self, features: Features) -> Training:
         """As it was left, or from the start."""
@@ -207,6 +211,17 @@ class Distillation:
         rates = " ".join(f"{rate:.2f}" for rate in acceptance.per_position)
         return f"; accepted {rates}; {acceptance.tokens_per_step:.2f} tokens per step"
 
+    def _time(self, features: Features, held: Sequence[int]) -> None:
+        """Answer some held-out questions with the draft, and without; the report tells of it."""
+        assert self.report is not None
+        folder = self.settings.folder
+        draft = folder / DRAFT_FILE if self.settings.kind == "model" else folder
+        asked = [features.dialogues[number] for number in held[:_TIMED]]
+        prompts = [dialogue.tokens[: dialogue.answers[0][0]] for dialogue in asked]
+        timed = speed.measure(self.target.path, draft, self.settings.kind, prompts, self.report.acceptance)
+        self.report = replace(self.report, speed=timed)
+        self.report.write(folder)
+
     def _reported(self, training: Training, features: Features, held: int, acceptance: Acceptance) -> Report:
         command, versions = provenance()
         return Report(
@@ -226,6 +241,7 @@ class Distillation:
             steps=training.steps,
             tokens=training.tokens,
             acceptance=acceptance,
+            speed=None,
         )
 
     def _spent(self, stage: str) -> float:
