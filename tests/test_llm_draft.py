@@ -37,7 +37,7 @@ def test_impossible_drafts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="of no use with speculation='off'"):
         LLM(model, speculation="off", draft=tmp_path)
     assert packaged(model) is None
-    with pytest.raises(RequestError, match="allowed drafters: grammar, prediction, suffix$"):
+    with pytest.raises(RequestError, match=r"allowed drafters: grammar, prediction, suffix$"):
         LLM(model, speculation="eagle")
     with pytest.raises(ModelError, match="vocab_size is 300, the target's is 269"):
         LLM(model, speculation="eagle", draft=tiny_head(tmp_path, vocabulary=300))
