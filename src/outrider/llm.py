@@ -48,6 +48,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 DEFAULT_MODEL = "smollm2"
 GREEDY = SamplingParams()
 
+_NOTICEABLE = 0.3  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -320,14 +322,18 @@ class LLM:
         return speculation
 
     def _costs(self, recalibrate: bool, progress: hub.ProgressCallback | None) -> Costs:
-        """Stored costs of the target's passes, or else measured ones."""
+        """Stored costs of the target's passes, or else measured ones; only where that takes long is it told."""
         store = CostStore.of(self.path, self.model)
         stored = None if recalibrate else store.load()
-        if stored is None:
-            if progress:
+        if stored is not None:
+            return stored
+        start = time.perf_counter()
+
+        def tell() -> None:
+            if progress and time.perf_counter() - start > _NOTICEABLE:
                 progress("Measuring this machine, once", 0, None)
-            stored = store.save(measure(self.model))
-        return stored
+
+        return store.save(measure(self.model, progress=tell))
 
     def _step(self) -> None:
         for emitted in self.engine.step():

@@ -76,7 +76,7 @@ def test_the_schema_is_stable(certificate):
     fit = {"draws", "bins", "statistic", "p_value", "level", "smallest_bias", "impossible"}
     assert set(data["law"][0]) == {"setting", "fit", "accepted", "fault", "holds"}
     assert set(data["law"][0]["fit"]) == fit
-    assert set(data["law"][0]["setting"]) == {"rule", "drafter", "sampling"}
+    assert set(data["law"][0]["setting"]) == {"rule", "drafter", "sampling", "policy"}
     assert set(data["draws"][0]) == {"setting", "fit", "drafted", "accepted", "fault", "holds"}
     assert set(data["identity"][0]) == {
         "setting", "texts", "tokens", "steps", "drafted", "accepted", "preemptions", "cached", "difference", "fault",

@@ -33,7 +33,7 @@ def cache(tmp_path_factory):
 def free_rows(cache, monkeypatch):
     """All rows of a pass cost what one does, so that what is drafted does not depend on the machine."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(cache))
-    monkeypatch.setattr("outrider.llm.measure", lambda model: FREE)
+    monkeypatch.setattr("outrider.llm.measure", lambda model, progress: FREE)
 
 
 @pytest.fixture(autouse=True)

@@ -103,8 +103,8 @@ def test_a_flag_that_is_dropped_would_show(outrider, model, seen, flag, tmp_path
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_costs_are_measured_once_and_again_on_request(outrider, command, monkeypatch, tmp_path):
     measured = []
-    monkeypatch.setattr("outrider.llm.measure", lambda model: measured.append(model) or FREE)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr("outrider.llm.measure", lambda model, progress: measured.append(model) or FREE)
+    monkeypatch.setattr("outrider.policy.store.folder", lambda: tmp_path)
     for expected, flags in ((1, []), (1, []), (2, ["--recalibrate"]), (2, [])):
         assert outrider(command, "-n", "3", *flags, stdin="Hello\n").exit_code == 0
         assert len(measured) == expected

@@ -110,7 +110,7 @@ def test_a_write_that_is_interrupted_leaves_what_was_there(
 def test_a_model_is_measured_when_it_is_first_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
     first = LLM(path, threads=1).costs
-    monkeypatch.setattr("outrider.llm.measure", lambda model: COSTS)
+    monkeypatch.setattr("outrider.llm.measure", lambda model, progress: COSTS)
     assert LLM(path, threads=1).costs == first
     assert LLM(path, threads=1, recalibrate=True).costs == COSTS
     assert LLM(path, threads=1).costs == COSTS

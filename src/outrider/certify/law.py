@@ -95,7 +95,7 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 
 POLICIES: Mapping[str, Costs] = {
     "all that is drafted": FREE,
-    "what pays": Costs((1, 2), (0,), ((1.0, 1.012),)),
+    "what pays": Costs((1, 2), (0,), ((1.0, 1.0004),)),
 }
 """What rows cost. Where they do, how many tokens are drafted depends on what was accepted before: here two after a step
 that refused one, all after one that refused none.

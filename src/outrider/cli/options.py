@@ -61,7 +61,7 @@ class ModelOptions:
     ] = None
     threads: Annotated[int | None, flag("Default: all processors that this process may use.", panel=MODEL)] = None
     recalibrate: Annotated[
-        bool, flag("Measure anew what drafts cost on this machine; as a rule it is done once.", "--recalibrate",
+        bool, flag("Measure again what drafts cost on this machine; else it is done once.", "--recalibrate",
                    panel=MODEL)
     ] = False  # fmt: skip
 
