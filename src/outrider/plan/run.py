@@ -30,6 +30,7 @@ PROMPTS = (
 
 MOST_PROMPTS = 24
 ROUNDS = 3
+_ON_REQUEST = {"prediction", "grammar"}  # a prompt alone does not make them speak
 GREEDY = SamplingParams(max_tokens=64)
 _WARM_UP = SamplingParams(max_tokens=8)
 
@@ -95,7 +96,7 @@ def plan(
         raise RequestError("prompts: there are none; expected at least one")
     count = min(len(prompts), MOST_PROMPTS)
     used = [llm.encode(prompts[i * len(prompts) // count]) for i in range(count)]
-    names = [name for name in llm.drafters if name != "prediction"]
+    names = [name for name in llm.drafters if name not in _ON_REQUEST]
     bench = _Bench(llm, used, params, progress, rounds=len(names) + 3 * ROUNDS)
     bench.warm_up()
 
