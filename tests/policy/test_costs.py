@@ -81,7 +81,7 @@ def test_a_short_context_is_measured_as_far_as_it_goes(context_length: int) -> N
 
 
 def test_measuring_takes_a_bounded_time() -> None:
-    fast, slow = Clockwork(300), Clockwork(300)
+    fast, slow = Clockwork(100), Clockwork(100)
     measure(fast, clock=lambda: fast.now / 1e6)
     measure(slow, clock=lambda: slow.now)
     rounds = [(model._passes - len(measuring.ROWS)) / len(measuring.ROWS) for model in (fast, slow)]

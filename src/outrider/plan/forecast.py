@@ -59,11 +59,13 @@ class Steps:
 
     def time(self, k: int, c: float, costs: Costs, context: int) -> float:
         """Time per step, in plain ones, had it been asked for k."""
+        if not self.count:
+            return 1.0
         total = 0.0
         for (drafted, _), n in self.outcomes.items():
             rows = min(drafted, k)
             total += n * (c * rows + costs.v(rows + 1, context))
-        return total / max(self.count, 1)
+        return total / self.count
 
     def _reached(self, position: int) -> int:
         """Steps in which the token at that position, counted from 1, was accepted."""

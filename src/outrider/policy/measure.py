@@ -33,7 +33,7 @@ def measure(
     """
     counts = tuple(n for n in ROWS if n <= model.context_length)
     longest = model.context_length - counts[-1]
-    contexts = tuple(context for context in CONTEXTS if context <= longest) or (longest,)
+    contexts = tuple(sorted({min(context, longest) for context in CONTEXTS}))
     cache = _scratch(model, contexts[-1] + counts[-1])
     passes = [[_rows(n, context, cache) for n in counts] for context in contexts]
     times: list[list[list[float]]] = [[[] for _ in counts] for _ in contexts]
