@@ -18,9 +18,9 @@ def accept_everything(monkeypatch):
     honest = scheduler.rule
 
     def rule(name):
-        def verify(logits, proposal, params, noise, history):
+        def verify(logits, proposal, *rest):
             if not proposal:
-                return honest(name)(logits, proposal, params, noise, history)
+                return honest(name)(logits, proposal, *rest)
             return Outcome(tuple(range(len(proposal))), int(logits[-1].argmax()))
 
         return verify
