@@ -113,5 +113,5 @@ def test_a_model_that_is_not_there(tmp_path):
 
 def test_quick_covers_every_pair_and_full_everything():
     factors = identity.factors((1, 2))
-    assert len(list(QUICK.combinations(factors))) <= 40
+    assert len(list(QUICK.combinations(factors))) < 50
     assert {name for row in QUICK.combinations(factors) for name in row} == set(factors)

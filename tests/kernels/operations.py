@@ -136,10 +136,13 @@ def select() -> Case:
 
 
 def block() -> Case:
-    """A feed-forward layer: several operations whose buffers are used again."""
-    gate_up = (weight("gate", random(10, 96, 64), TensorType.Q4_1), weight("up", random(11, 96, 64), TensorType.Q8_0))
-    down = weight("down", random(12, 64, 96), TensorType.Q4_0)
-    head = weight("head", random(13, 50, 64), TensorType.Q8_0)
+    """A feed-forward layer: several operations whose buffers are used again.
+
+    Of floats: rounded to int8 after an exponential, a value may fall on either side of a half with the processor's own.
+    """
+    gate_up = (weight("gate", random(10, 96, 64), TensorType.F16), weight("up", random(11, 96, 64), TensorType.BF16))
+    down = weight("down", random(12, 64, 96), TensorType.F32)
+    head = weight("head", random(13, 50, 64), TensorType.F16)
 
     def build(program: Program, times: int) -> Buffer:
         x = inputs(program, 64)
