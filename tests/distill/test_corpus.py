@@ -36,6 +36,14 @@ def test_an_interrupted_interview_goes_on(corpus_path, model, tokenizer, tmp_pat
     assert len(after) > 4
 
 
+def test_the_same_seed_gives_the_same_corpus(corpus_path, model, tmp_path):
+    path = tmp_path / "again.jsonl"
+    llm = LLM(model, context_length=512, max_batch=corpus.TOGETHER, kv_tokens=corpus.TOGETHER * 512, threads=1)
+    with closing(corpus.interview(llm, path, seed=5)) as growing:
+        next(tokens for tokens in growing if tokens > 0)
+    assert corpus_path.read_text().startswith(path.read_text())
+
+
 def test_whoever_reads_it_can_stop_although_nothing_comes(model, tmp_path):
     llm = LLM(model, context_length=32, threads=1)  # no question fits
     with closing(corpus.interview(llm, tmp_path / "corpus.jsonl", seed=0)) as growing:

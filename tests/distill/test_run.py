@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -77,14 +79,31 @@ def test_closing_keeps_what_was_done_and_resuming_goes_on(settings):
 
 
 def test_a_folder_in_use_is_not_begun_anew(settings):
-    (settings.folder / "work").mkdir(parents=True)
-    with pytest.raises(RequestError, match="--resume"):
+    Distillation(settings)
+    with pytest.raises(RequestError, match="go on with --resume"):
         Distillation(settings)
 
 
 def test_there_must_be_something_to_resume(settings):
     with pytest.raises(RequestError, match="holds no distillation"):
         Distillation(replace(settings, resume=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"kind": "model"}, "kind=eagle"), ({"seed": 8}, "seed=0"), ({"corpus": "other"}, "corpus=")]
+)
+def test_going_on_with_something_else_is_refused(settings, tmp_path, change, named):
+    Distillation(settings)
+    if "corpus" in change:
+        (tmp_path / "other.jsonl").write_text("{}\n")
+        change = {"corpus": tmp_path / "other.jsonl"}
+    with pytest.raises(RequestError, match=named):
+        Distillation(replace(settings, resume=True, **change))
+
+
+def test_going_on_needs_no_corpus_again(settings):
+    Distillation(settings)
+    assert "interview" not in stages(Distillation(replace(settings, resume=True, corpus=None, budget=2.0)))
 
 
 def test_an_unknown_kind_is_refused(settings):
@@ -132,6 +151,14 @@ def test_ctrl_c_is_no_loss(settings, model, corpus_path, monkeypatch):
     assert result.exit_code == 130
     assert "--resume" in result.stdout
     assert (settings.folder / "work" / "clock.json").exists()
+
+
+def test_without_pytorch_the_command_says_what_to_install(settings, model):
+    code = "import sys; sys.modules['torch'] = None; from outrider.cli import main; main()"
+    command = [sys.executable, "-c", code, "distill", str(model), "-o", str(settings.folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs torch: pip install 'outrider[distill]'" in done.stderr
 
 
 @pytest.mark.parametrize("budget", ["10", "0s", "-1m", "m", "1y"])

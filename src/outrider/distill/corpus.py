@@ -59,7 +59,7 @@ def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
 def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> Generator[int, None, None]:
     """Add dialogues to the corpus at `path`, endlessly.
 
-    seed   of the kinds of questions and their openings; what the target writes is drawn anew.
+    seed   of what is asked and drawn: the same gives the same corpus, if it is not interrupted.
     aside  texts of which no 13 words in a row may be in the corpus.
 
     Yields the number of answer tokens after each interview, grown or not: not all give something to keep. Closing the
@@ -94,7 +94,7 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
             finished.append(end.value)
             return
         if len(turn.prompt) + turn.max_tokens <= llm.context_length:
-            request = _request(llm, turn)
+            request = _request(llm, turn, rng.getrandbits(31))
             engine.submit(request)
             under_way[request.id] = interview
         else:  # it has grown too long
@@ -123,11 +123,9 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
         engine.drop_cancelled()
 
 
-def _request(llm: LLM, turn: Turn) -> Request:
-    # Without a seed, a draft from the request's own text would be judged by block acceptance: cheap only where greedy.
-    speculation = None if turn.temperature == 0 else "off"
-    params = SamplingParams(temperature=turn.temperature, max_tokens=turn.max_tokens)
-    return llm.request(list(turn.prompt), params, speculation=speculation)
+def _request(llm: LLM, turn: Turn, seed: int) -> Request:
+    params = SamplingParams(temperature=turn.temperature, max_tokens=turn.max_tokens, seed=seed)
+    return llm.request(list(turn.prompt), params)
 
 
 def _write(file: IO[str], dialogue: Dialogue) -> None:

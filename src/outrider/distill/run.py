@@ -31,6 +31,7 @@ from outrider.distill.report import Report, kinds, provenance, template_sha256
 from outrider.distill.student import Student
 from outrider.distill.target import Target
 from outrider.distill.train import Training
+from outrider.distill.workplace import Workplace
 from outrider.errors import RequestError
 from outrider.heads import tap_layers
 from outrider.llm import LLM
@@ -90,32 +91,27 @@ class Distillation:
 
     def __init__(self, settings: Settings) -> None:
         """Raises RequestError if the folder is in use and is not to be gone on with, or the other way round."""
+        if settings.kind not in KINDS:
+            raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
         self.settings = settings
         self.target = Target(settings.target)
         self.report: Report | None = None
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._work = settings.folder / "work"
-        self._checkpoint = self._work / f"{settings.kind}.pt"
-        if self._work.exists() != settings.resume:
-            state, cure = (
-                ("holds no distillation", "start one without --resume")
-                if settings.resume
-                else ("holds a distillation already", "go on with --resume, or choose another folder")
-            )
-            raise RequestError(f"{settings.folder} {state}; {cure}")
-        if settings.kind not in KINDS:
-            raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
         self._layers = tap_layers(self.target.shape.layers) if settings.kind == "eagle" else ()
-        self._work.mkdir(parents=True, exist_ok=True)
-        self._clock = Clock(self._work / "clock.json")
+        self._workplace = Workplace(
+            settings.folder,
+            resume=settings.resume,
+            corpus=settings.corpus,
+            identity={"target_sha256": self.target.sha256, "kind": settings.kind, "seed": settings.seed},
+        )
+        self._checkpoint = self._workplace.folder / "checkpoint.pt"
+        self._clock = Clock(self._workplace.folder / "clock.json")
 
     def run(self) -> Generator[Progress, None, None]:
         """All stages. Whenever this is closed, what was done is kept."""
-        path = self._work / "corpus.jsonl"
-        if self.settings.corpus is None:
+        path = self._workplace.corpus
+        if self._workplace.interviews:
             yield from self._clock.timing(INTERVIEW, self._interview(path))
-        elif not path.exists():
-            shutil.copyfile(self.settings.corpus, path)
         features = self._features(path)
         yield from self._clock.timing(FEATURES, self._compute(features))
         yield from self._clock.timing(TRAINING, self._train(features))
@@ -138,11 +134,12 @@ class Distillation:
     def _features(self, path: Path) -> Features:
         tokenizer = Tokenizer.from_metadata(self.target.gguf.metadata, str(self.target.path))
         dialogues = [d for d in corpus.read(path, tokenizer) if len(d.tokens) <= self.target.shape.context]
-        features = Features(self._work / "features", self.target, self._layers, dialogues, DISK)
-        missing, free = features.nbytes - features.nbytes_done, shutil.disk_usage(self._work).free
+        folder = self._workplace.folder
+        features = Features(folder / "features", self.target, self._layers, dialogues, DISK)
+        missing, free = features.nbytes - features.nbytes_done, shutil.disk_usage(folder).free
         if missing > free:
             raise RequestError(
-                f"the features of {path} need {size(missing)} more in {self._work}, which has {size(free)}; free some, "
+                f"the features of {path} need {size(missing)} more in {folder}, which has {size(free)}; free some, "
                 "choose another folder, or bring a smaller corpus"
             )
         return features
@@ -159,7 +156,7 @@ class Distillation:
         if not trained or not held:
             raise RequestError(f"{features.done} dialogues are too few to learn from and to measure on: at least 2")
         training = self._training(features)
-        total = self.settings.budget - self._spent(INTERVIEW) - self._spent(FEATURES)
+        total = max(0.0, self.settings.budget - self._spent(INTERVIEW) - self._spent(FEATURES))
         clock = _Alarm(_SAVE_EVERY)
         measuring = 0.0
         note = ""
