@@ -132,7 +132,8 @@ class Scheduler:
             )
 
         if request.constraint and request.params.min_tokens:
-            raise RequestError("min_tokens is not possible with a constraint, which says itself where the text may end")
+            reason = "min_tokens is not possible with a constraint, which says itself where the text may end"
+            raise RequestError(reason, "min_tokens")
         check_possible(request.params, self._vocabulary_size, self._stop_ids(request.params), limit - len(prompt))
 
     def submit(self, request: Request, detokeniser: Detokeniser) -> None:

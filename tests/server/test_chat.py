@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import openai
+import pydantic
 import pytest
 
 from outrider import SamplingParams
@@ -58,8 +59,10 @@ PARAMETERS = [
     ({"logit_bias": {"268": 100}, "extra_body": {"ignore_eos": True}}, {"logit_bias": {268: 100}, "ignore_eos": True}),
     ({"extra_body": {"speculation": "off"}}, {}),
     ({"extra_body": {"speculation": "auto"}}, {}),
-    ({"extra_body": {"speculation": "ngram"}}, {}),
+    ({"extra_body": {"speculation": "suffix"}}, {}),
     ({"extra_body": {"speculation": 2}}, {}),
+    ({"extra_body": {"speculation": "suffix:3"}}, {}),
+    ({"extra_body": {"cache_prompt": False}}, {}),
     ({"prediction": {"type": "content", "content": "Hello there"}}, {}),
     ({"response_format": {"type": "text"}}, {}),
     ({"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}, {}),
@@ -184,6 +187,52 @@ def steps(answer):
     return sum(source != "accepted" for source in answer.choices[0].sources)
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+
+
+class TestResponseFormat:
+    """The text is what the schema says, with drafts and without."""
+
+    @pytest.mark.parametrize("speculation", ["auto", "off", 4])
+    @pytest.mark.parametrize("options", [{}, {"temperature": 1, "seed": 3}])
+    def test_a_schema_is_kept(self, client, options, speculation):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+        options = options | {"max_tokens": 60, "response_format": form, "extra_body": {"speculation": speculation}}
+        answer = whole(client, **options)
+        assert answer.choices[0].finish_reason == "stop"
+        value = json.loads(answer.choices[0].message.content)
+        assert value["colour"] in ("red", "green")
+        assert isinstance(value["sure"], bool)
+        assert joined(streamed(client, **options)) == (answer.choices[0].message.content, "stop")
+        plain = whole(client, **options | {"extra_body": {"speculation": "off"}})
+        assert plain.choices[0].message.content == answer.choices[0].message.content
+
+    def test_what_must_come_is_drafted(self, client):
+        form = {"type": "json_schema", "json_schema": {"schema": {"const": {"a": "b" * 40}}}}
+        answer = whole(client, max_tokens=90, response_format=form, extra_body={"return_sources": True})
+        assert json.loads(answer.choices[0].message.content) == {"a": "b" * 40}
+        assert steps(answer) < answer.usage.completion_tokens / 2
+
+    def test_any_object_is_one(self, client):
+        answer = whole(client, max_tokens=300, response_format={"type": "json_object"})
+        text = answer.choices[0].message.content
+        assert text.lstrip().startswith("{")
+        if answer.choices[0].finish_reason == "stop":
+            assert isinstance(json.loads(text), dict)
+
+    def test_openais_client_parses_it(self, client):
+        class Answer(pydantic.BaseModel):
+            sure: bool
+
+        answer = client.chat.completions.parse(**SHORT, response_format=Answer)
+        assert isinstance(answer.choices[0].message.parsed, Answer)
+
+
 class TestPrediction:
     """OpenAI's Predicted Outputs."""
 
@@ -245,3 +294,15 @@ def test_the_models_are_listed(server, client):
     with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
         client.models.retrieve("gpt-4")
     assert server.get("/health").json()["status"] == "ok"
+
+
+def test_what_was_read_before_is_counted_unless_it_is_not_to_be_used(client):
+    """The prefix cache; a request may stand aside, and has the same text."""
+    messages = [{"role": "user", "content": "A text that is long enough to fill some blocks of the cache. " * 4}]
+    first = whole(client, messages=messages)
+    again = whole(client, messages=messages)
+    alone = whole(client, messages=messages, extra_body={"cache_prompt": False})
+    assert again.usage.prompt_tokens_details.cached_tokens > 100
+    assert alone.usage.prompt_tokens_details.cached_tokens == 0
+    texts = {answer.choices[0].message.content for answer in (first, again, alone)}
+    assert len(texts) == 1

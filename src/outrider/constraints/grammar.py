@@ -49,13 +49,13 @@ class Grammars:
         where `llguidance` is not installed.
         """
         if not isinstance(schema, Mapping):
-            raise RequestError(f"the JSON schema is {schema!r:.80}; expected an object")
+            raise RequestError(f"the JSON schema is {schema!r:.80}; expected an object", "json_schema")
         try:
             text = json.dumps(schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"the JSON schema is no JSON: {error}") from error
+            raise RequestError(f"the JSON schema is no JSON: {error}", "json_schema") from error
         if len(text) > MAX_SCHEMA:
-            raise RequestError(f"the JSON schema has {len(text)} characters; allowed: {MAX_SCHEMA}")
+            raise RequestError(f"the JSON schema has {len(text)} characters; allowed: {MAX_SCHEMA}", "json_schema")
         matcher = self._compiled.pop(text, None)
         if matcher is None:
             matcher = self._compile(text)
@@ -69,7 +69,7 @@ class Grammars:
         grammar = make.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
         matcher: llguidance.LLMatcher = make(tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise RequestError(f"the JSON schema cannot be used: {_reason(matcher)}")
+            raise RequestError(f"the JSON schema cannot be used: {_reason(matcher)}", "json_schema")
         return matcher
 
     @cached_property
@@ -78,7 +78,7 @@ class Grammars:
             import llguidance
         except ImportError as error:
             message = "JSON schemas need the package llguidance: pip install 'outrider[grammar]'"
-            raise RequestError(message) from error
+            raise RequestError(message, "json_schema") from error
         return llguidance
 
     @cached_property

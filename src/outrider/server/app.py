@@ -83,7 +83,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
 
         def prepare() -> list[Text]:
             messages = [message.message() for message in body.messages]
-            return _texts(llm, [messages], body, _chat_params(body), _prediction(body))
+            return _texts(llm, [messages], body, _chat_params(body), _prediction(body), body.schema_of_text)
 
         return await respond(body, request, body.choices, prepare, ChatAnswer)
 
@@ -173,13 +173,26 @@ def _prediction(body: ChatRequest) -> str:
 
 
 def _texts(
-    llm: LLM, prompts: Sequence[Prompt], body: Common, params: SamplingParams, prediction: str = ""
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    body: Common,
+    params: SamplingParams,
+    prediction: str = "",
+    json_schema: dict[str, Any] | None = None,
 ) -> list[Text]:
     """The library's requests: each prompt is read once, for all of its texts. Raises RequestError."""
     speculation = None if body.speculation is None else str(body.speculation)
     reuse = body.cache_prompt is not False
     return [
-        llm.request(tokens, params, prediction=prediction, speculation=speculation, choice=choice, reuse=reuse)
+        llm.request(
+            tokens,
+            params,
+            prediction=prediction,
+            speculation=speculation,
+            json_schema=json_schema,
+            choice=choice,
+            reuse=reuse,
+        )
         for tokens in map(llm.encode, prompts)
         for choice in range(body.choices)
     ]

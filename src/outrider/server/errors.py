@@ -56,7 +56,7 @@ def encode(body: object) -> bytes:
 def from_library(error: Exception) -> APIError:
     """What the library raised for one request: its fault (400), or not (500)."""
     if isinstance(error, RequestError):
-        return APIError(400, str(error), param=error.field)
+        return APIError(400, str(error), param="response_format" if error.field == "json_schema" else error.field)
     if isinstance(error, ModelError):
         return APIError(500, str(error), type="server_error")
     log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)

@@ -112,6 +112,31 @@ class TextFormat(Body):
     type: Literal["text"]
 
 
+class JSONObject(Body):
+    """The text is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Body):
+    """A JSON schema. Name and description are for people, and it is followed strictly in any case."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: Anything = None
+    description: Anything = None
+    strict: bool | None = None
+
+
+class JSONSchema(Body):
+    """The text is JSON that satisfies a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+Format = Annotated[TextFormat | JSONObject | JSONSchema, Field(discriminator="type")]
+
+
 class Common(Body):
     """What both kinds of request share."""
 
@@ -139,7 +164,7 @@ class Common(Body):
     # Outrider's own.
     speculation: Annotated[str, Field(max_length=64)] | Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="auto, off, a drafter's name, a number of tokens, or both: ngram:4; the text is the same.",
+        description="auto, off, a drafter's name, a number of tokens, or both: suffix:4; the text is the same.",
     )
     cache_prompt: bool | None = Field(
         None, description="false: use no KV that other texts have left, and leave none; the text is the same."
@@ -202,7 +227,7 @@ class ChatRequest(Common):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     prediction: Prediction | None = None
-    response_format: TextFormat | None = None
+    response_format: Format | None = None
 
     tools: Annotated[Any, Only([])] = None
     tool_choice: Annotated[Any, Only("none", "auto")] = None
@@ -215,6 +240,16 @@ class ChatRequest(Common):
     moderation: Annotated[Any, Only()] = None
     reasoning_effort: Annotated[Any, Only("none")] = None
     verbosity: Annotated[Any, Only("medium")] = None
+
+    @property
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """The JSON schema that the text must satisfy; None: any text."""
+        match self.response_format:
+            case JSONObject():
+                return {"type": "object"}
+            case JSONSchema(json_schema=named):
+                return named.schema_
+        return None
 
 
 class CompletionRequest(Common):

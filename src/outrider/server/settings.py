@@ -13,9 +13,6 @@ MAX_TEXTS = 16
 MAX_STOPS, MAX_STOP = 16, 256
 """Stop strings of one request, and characters of each."""
 
-MAX_GRAMMAR = 64 * 2**10
-"""Characters of a JSON schema."""
-
 MAX_BIASES = 1024
 """Entries of `logit_bias`."""
 
