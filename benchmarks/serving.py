@@ -134,8 +134,8 @@ def throughput(servers: Sequence[Server], prompts: Sequence[str], streams: int, 
     for turn in range(rounds + 1):  # the first one warms up
         batch = prompts[: max(streams, 4)] if turn == 0 else prompts
         for server in servers:
-            # A prompt that was seen before costs nothing in either server's prefix cache, so each round has its own.
-            asked = [f"{prompt}\n({turn})" for prompt in batch]
+            # What was read before is in either server's prefix cache, so each round's prompts begin otherwise.
+            asked = [f"{streams}.{turn} {prompt}" for prompt in batch]
             seconds, replies = server.chats(asked, streams, tokens)
             if turn:
                 speeds[server.name].append(sum(reply.tokens for reply in replies) / seconds)
