@@ -67,24 +67,22 @@ void Executor::plan_attention() {
     if (attention_layers_ == 0) return;
     const int threads = team_->size();
     const RowMap& map = pass_.map;
-    // Rows together share each loaded key, but every thread should have two pieces of work or more.
-    const int runs = (2 * threads + kv_heads_ - 1) / kv_heads_;
-    const int most = std::clamp((pass_.rows + runs - 1) / runs, 1, 8);
-    const auto has_tail = [&](int row) { return map.tail_starts[row] <= map.positions[row]; };
+    // Rows together share each loaded key, but every thread should have two pieces of work or more: of key heads and
+    // segments where there are several of those, else of key heads and runs.
+    const int reach = *std::max_element(map.positions, map.positions + pass_.rows) + 1;
+    const int runs = reach > kSegment ? 1 : (2 * threads + kv_heads_ - 1) / kv_heads_;
+    const int most = std::clamp((pass_.rows + runs - 1) / runs, 1, kRunRows);
     int longest = 1;
     for (int row = 0; row < pass_.rows;) {
-        int end = row + 1, furthest = map.positions[row];
-        while (!has_tail(row) && end < pass_.rows && end - row < most && map.requests[end] == map.requests[row] &&
-               !has_tail(end)) {
+        int end = row, furthest = 0;
+        for (; end < pass_.rows && end - row < most && map.requests[end] == map.requests[row]; ++end)
             furthest = std::max(furthest, map.positions[end]);
-            ++end;
-        }
         runs_.push_back({row, end, furthest / kSegment + 1});
         longest = std::max(longest, runs_.back().segments);
         row = end;
     }
     split_segments_ = longest > 1 && int(runs_.size()) * kv_heads_ < 4 * threads;
-    scratch_.reserve(size_t(threads) * attention_scratch_size(head_dim_));
+    scratch_.reserve(size_t(threads) * scratch_size());
     if (!split_segments_) return;
     state_offsets_.clear();
     size_t total = 0;

@@ -49,8 +49,9 @@ struct Pass {
     int requests;
     int wanted_rows;
     const int32_t* wanted;
-    uint16_t* keys;    // [layers][blocks][kv_heads][head_dim][32]
-    uint16_t* values;  // [layers][blocks][kv_heads][32][head_dim]
+    int32_t* keys;    // [layers][blocks], each as in KvLayer
+    int32_t* values;
+    float* scales;
     int layers;
     int blocks;
     int kv_heads;
@@ -152,6 +153,9 @@ private:
     void check(const Pass& pass) const;
     void prepare(const Pass& pass);
     void plan_attention();
+    size_t scratch_size() const {  // of a thread's attention
+        return attention_scratch_size(head_dim_, kRunRows * attention_heads_ / kv_heads_);
+    }
 
     std::shared_ptr<Team> team_;
     const Kernels& kernels_;

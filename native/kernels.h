@@ -17,6 +17,7 @@ constexpr int kRowBlock = 8;   // rows whose quantised activations are interleav
 constexpr int kKvBlock = 32;   // positions in a block of the KV cache, and in a chunk of the attention's sum
 constexpr int kMaximum = 32;   // columns of the logits that share one maximum
 constexpr int kSegment = 256;  // positions whose partial attention may be computed apart
+constexpr int kRunRows = 8;    // rows of a request whose attention is computed together, at most
 
 // How a weight is stored once packed. All quantised ones mean  w = scale * (code - offset) + minimum  per group.
 enum class Format : int32_t {
@@ -98,14 +99,22 @@ struct LinearTask {
     int rows;
 };
 
-// The KV cache of one layer. Inside a block keys are stored [kv_head][head_dim][32], values [kv_head][32][head_dim].
+// The KV cache of one layer: 16-bit codes with a scale per key and per value, which attention multiplies as integers.
+// Pairs that are multiplied together share a word. Inside a block and head:
+//   keys    [head_dim / 2][32]  codes 2d and 2d + 1 of a position
+//   values  [16][head_dim]      code d of the positions 2t and 2t + 1
+//   scales  [2][32]             of keys, then of values
 struct KvLayer {
-    uint16_t* keys;
-    uint16_t* values;
+    int32_t* keys;
+    int32_t* values;
+    float* scales;
     int heads;
     int head_dim;
 
-    OUTRIDER_INLINE size_t block_size() const { return size_t(heads) * head_dim * kKvBlock; }
+    OUTRIDER_INLINE KvLayer at(int block, int head) const {
+        const size_t before = size_t(block) * heads + head, words = size_t(head_dim) * (kKvBlock / 2);
+        return {keys + before * words, values + before * words, scales + before * 2 * kKvBlock, heads, head_dim};
+    }
 };
 
 // Where the rows of a pass live: the arrays of outrider.types.Rows.
@@ -120,7 +129,7 @@ struct RowMap {
     const int32_t* tail_slots;
 };
 
-// A run of rows of one request that read the KV cache through its block table (or one row with a tail).
+// A run of rows of one request, which share its block table up to their tails.
 struct AttentionTask {
     KvLayer kv;
     const RowMap* map;
@@ -132,14 +141,16 @@ struct AttentionTask {
     int kv_head;
     int segment_begin, segment_end;
     float* partial;  // null: write `out`; else the state of segment_begin is left here: see attention_state_size
-    float* scratch;  // attention_scratch_size(head_dim) floats of this thread
+    float* scratch;  // attention_scratch_size floats of this thread
 };
 
 // Floats of the softmax state of one row and query head: maximum, 16 lanes of the sum, weighted values.
 OUTRIDER_INLINE size_t attention_state_size(int head_dim) { return 1 + 16 + size_t(head_dim); }
-constexpr int kQueryBlock = 8;  // (row, query head) pairs that share each loaded key
-OUTRIDER_INLINE size_t attention_scratch_size(int head_dim) {
-    return kQueryBlock * (2 * attention_state_size(head_dim) + kKvBlock) + 2 * size_t(head_dim) * kKvBlock;
+// Words of scratch for a run: of each (row, query head) its codes, scale, reach and two states; of a chunk its keys and
+// values.
+OUTRIDER_INLINE size_t attention_scratch_size(int head_dim, int queries) {
+    return size_t(queries) * (size_t(head_dim) / 2 + 2 + 2 * attention_state_size(head_dim)) +
+           (size_t(head_dim) + 2) * kKvBlock;
 }
 
 struct Kernels {

@@ -277,8 +277,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
     kv_heads_ = kv_heads;
     head_dim_ = head_dim;
     const auto kv = [=, this] {
-        const size_t at = size_t(layer) * pass_.blocks * kv_heads * head_dim * kKvBlock;
-        return KvLayer{pass_.keys + at, pass_.values + at, kv_heads, head_dim};
+        return KvLayer{pass_.keys, pass_.values, pass_.scales, kv_heads, head_dim}.at(layer * pass_.blocks, 0);
     };
     // Whoever has rotated a key stores it, with its value; that must have been made before, not in the same operation.
     const bool value_is_older = qk != v && !operations_.empty() && operations_.back().followers.empty();
@@ -309,7 +308,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         int first = 0, piece = counter.fetch_add(1, std::memory_order_relaxed);
         for (int run = 0; run < int(runs_.size()); ++run) {
             AttentionTask task = task_of(run);
-            task.scratch = scratch_.data() + size_t(thread) * attention_scratch_size(head_dim);
+            task.scratch = scratch_.data() + size_t(thread) * scratch_size();
             const int pieces = kv_heads * (split_segments_ ? task.segment_end : 1);
             for (; piece < first + pieces; piece = counter.fetch_add(1, std::memory_order_relaxed)) {
                 task.kv_head = (piece - first) % kv_heads;

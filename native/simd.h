@@ -48,6 +48,10 @@ inline Vec load_bfloat(const uint16_t* p) {
 inline void store_codes(int8_t* p, Vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
+// Numbers rounded to 16-bit integers, which must hold them; NaN becomes 0.
+inline void store_shorts(int16_t* p, Vec a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
 // 2^n for whole n in [-126, 127]; for NaN, anything.
 inline Vec exp2_whole(Vec n) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
@@ -68,6 +72,20 @@ inline Vec max_magnitude(Vec a, Vec b) {
     return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
                                                  _mm512_and_si512(_mm512_castps_si512(b.v), mask)))};
 }
+
+// Sixteen 32-bit integers: sums of products of pairs of 16-bit ones.
+struct Ints {
+    __m512i v;
+};
+inline Ints zeros() { return {_mm512_setzero_si512()}; }
+inline Ints load_pairs(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Ints splat_pair(int32_t pair) { return {_mm512_set1_epi32(pair)}; }
+// In assembly, since GCC 12 copies every sum once or twice per step where it is given the intrinsic in a loop.
+inline Ints add_products(Ints sums, Ints a, Ints b) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(a.v), "v"(b.v));
+    return sums;
+}
+inline Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 #elif defined(__AVX2__)
 
@@ -112,6 +130,13 @@ inline void store_codes(int8_t* p, Vec x) {
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+inline void store_shorts(int16_t* p, Vec x) {
+    const __m256i low_short = _mm256_set1_epi32(0xffff);
+    const __m256i low = _mm256_and_si256(_mm256_cvtps_epi32(x.a), low_short);
+    const __m256i high = _mm256_and_si256(_mm256_cvtps_epi32(x.b), low_short);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+}
 inline __m256 exp2_whole_half(__m256 n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
@@ -135,6 +160,20 @@ inline __m256 max_magnitude_half(__m256 x, __m256 y) {
                                                 _mm256_and_si256(_mm256_castps_si256(y), mask)));
 }
 inline Vec max_magnitude(Vec x, Vec y) { return {max_magnitude_half(x.a, y.a), max_magnitude_half(x.b, y.b)}; }
+
+struct Ints {
+    __m256i a, b;
+};
+inline Ints zeros() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Ints load_pairs(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline Ints splat_pair(int32_t pair) { return {_mm256_set1_epi32(pair), _mm256_set1_epi32(pair)}; }
+inline Ints add_products(Ints sums, Ints x, Ints y) {
+    return {_mm256_add_epi32(sums.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sums.b, _mm256_madd_epi16(x.b, y.b))};
+}
+inline Vec to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
 #else
 
@@ -167,6 +206,9 @@ inline Vec load_bfloat(const uint16_t* p) { OUTRIDER_LANES(bfloat_to_float(p[i])
 inline void store_codes(int8_t* p, const Vec& a) {
     for (int i = 0; i < kLanes; ++i) p[i] = a.v[i] == a.v[i] ? int8_t(int32_t(a.v[i])) : int8_t(0);
 }
+inline void store_shorts(int16_t* p, const Vec& a) {
+    for (int i = 0; i < kLanes; ++i) p[i] = a.v[i] == a.v[i] ? int16_t(__builtin_rintf(a.v[i])) : int16_t(0);
+}
 inline Vec exp2_whole(const Vec& n) {
     OUTRIDER_LANES(n.v[i] == n.v[i] ? bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23) : n.v[i]);
 }
@@ -177,6 +219,30 @@ inline float max_magnitude_lane(float a, float b) {
     return bits_to_float(x > y ? x : y);
 }
 inline Vec max_magnitude(const Vec& a, const Vec& b) { OUTRIDER_LANES(max_magnitude_lane(a.v[i], b.v[i])); }
+
+struct Ints {
+    int32_t v[kLanes];
+};
+inline Ints zeros() { return {}; }
+inline Ints load_pairs(const int32_t* p) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = p[i];
+    return out;
+}
+inline Ints splat_pair(int32_t pair) {
+    Ints out;
+    for (int i = 0; i < kLanes; ++i) out.v[i] = pair;
+    return out;
+}
+// The sums wrap around, as in the other instruction sets: stale places of the cache may hold anything.
+inline Ints add_products(Ints sums, const Ints& a, const Ints& b) {
+    for (int i = 0; i < kLanes; ++i) {
+        const int32_t low = int16_t(a.v[i]) * int16_t(b.v[i]), high = (a.v[i] >> 16) * (b.v[i] >> 16);
+        sums.v[i] = int32_t(uint32_t(sums.v[i]) + uint32_t(low) + uint32_t(high));
+    }
+    return sums;
+}
+inline Vec to_floats(const Ints& a) { OUTRIDER_LANES(float(a.v[i])); }
 #undef OUTRIDER_LANES
 
 #endif

@@ -21,7 +21,7 @@ from outrider.types import EMPTY, FloatArray, Output, Proposal, Rows
 
 Draft = Callable[[DraftRequest], Proposal]
 
-SEVERAL = KVShape(layers=2, heads=2, head_dim=3)
+SEVERAL = KVShape(layers=2, heads=2, head_dim=4)
 """More than one of each, so that a move of only a part of an entry is noticed."""
 
 

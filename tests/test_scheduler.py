@@ -15,7 +15,7 @@ from tests.scripted import LETTERS
 
 
 def make_scheduler(*, blocks=64, max_batch=8, chunk=256, max_draft=8, context=4096):
-    cache = KVCache(KVShape(1, 1, 1), blocks)
+    cache = KVCache(KVShape(1, 1, 2), blocks)
     return cache, Scheduler(
         cache,
         context_length=context,

@@ -384,7 +384,7 @@ def _context(wanted: int | None, most: int) -> int:
 
 def _kv_cache(kv_tokens: int | None, context: int, shape: KVShape) -> KVCache:
     """A cache for that many positions; None: see `LLM`. Raises RequestError if it cannot be had."""
-    per_token = 2 * shape.layers * shape.heads * shape.head_dim * 2
+    per_token = 4 * shape.layers * shape.heads * (shape.head_dim + 2)
     if kv_tokens is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         kv_tokens = max(context, min(4 * context, memory // 4 // per_token))

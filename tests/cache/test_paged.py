@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.cache import BLOCK, KVCache, KVSequence
+from outrider.cache import BLOCK, KVCache, KVSequence, key_places, value_places
 from outrider.models.base import KVShape
 from outrider.types import EMPTY, ROOT, Proposal
 
@@ -32,18 +32,18 @@ def tree(tokens, parents):
 
 def write(cache, rows):
     """Keep each row's number at its slot, in every layer, head and dimension."""
-    block, place = np.divmod(rows.slots, BLOCK)
     numbers = np.arange(1, len(rows.slots) + 1)
-    cache.keys[:, block, :, :, place] = numbers[:, None, None, None]
-    cache.values[:, block, :, place] = numbers[:, None, None, None]
+    cache.keys[key_places(rows.slots)] = numbers[:, None, None, None]
+    cache.values[value_places(rows.slots)] = numbers[:, None, None, None]
+    cache.scales[key_places(rows.slots)] = numbers[:, None, None, None]
 
 
 def read(cache, sequence):
-    """The numbers at the positions of a sequence; keys and values must agree everywhere."""
-    block, place = np.divmod(np.array(sequence.slots(range(sequence.length)), int), BLOCK)
-    keys, values = cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
-    assert (keys == keys[:, :1, :1, :1]).all()
-    assert (values == keys).all()
+    """The numbers at the positions of a sequence; keys, values and scales must agree everywhere."""
+    slots = np.array(sequence.slots(range(sequence.length)), int)
+    keys, values = cache.keys[key_places(slots)], cache.values[value_places(slots)]
+    scales = cache.scales[key_places(slots)]
+    assert all((array == keys[:, :1, :1, :1]).all() for array in (keys, values, scales))
     return keys[:, 0, 0, 0].tolist()
 
 
@@ -159,10 +159,11 @@ def test_the_table_grows_with_the_blocks():
 
 def test_storage_is_aligned_and_laid_out_as_promised():
     cache = KVCache(SHAPE, 5)
-    assert cache.keys.shape == (2, 5, 3, 4, BLOCK)
-    assert cache.values.shape == (2, 5, 3, BLOCK, 4)
-    for array in (cache.keys, cache.values):
-        assert array.dtype == np.uint16
+    assert cache.keys.shape == (2, 5, 3, 2, BLOCK)
+    assert cache.values.shape == (2, 5, 3, BLOCK // 2, 4, 2)
+    assert cache.scales.shape == (2, 5, 3, 2, BLOCK)
+    assert (cache.keys.dtype, cache.values.dtype, cache.scales.dtype) == (np.int32, np.int16, np.float32)
+    for array in (cache.keys, cache.values, cache.scales):
         assert array.flags.c_contiguous
         assert array.ctypes.data % 64 == 0
     assert cache.positions == 5 * BLOCK

@@ -43,9 +43,7 @@ def compute(cache, text, tokens, drafted=(), accepted=0):
     path = text.known[:start]
     for token, slot in zip([*tokens, *drafted], rows.slots, strict=True):
         path.append(token)
-        cache.keys[:, slot // BLOCK, :, :, slot % BLOCK] = cache.values[:, slot // BLOCK, :, slot % BLOCK] = (
-            fingerprint(path)
-        )
+        cache.keys[key_places(slot)] = cache.values[value_places(slot)] = fingerprint(path)
     cache.commit(text.sequence, start + len(tokens), range(accepted))
     text.known = path[: text.sequence.length]
     cache.remember(text.sequence, text.known)
@@ -54,11 +52,11 @@ def compute(cache, text, tokens, drafted=(), accepted=0):
 def check(cache, texts):
     """Every text has its own KV, and the books are in order."""
     for text in texts:
-        block, place = np.divmod(np.array(text.sequence.slots(range(text.sequence.length)), int), BLOCK)
+        slots = np.array(text.sequence.slots(range(text.sequence.length)), int)
+        keys, values = cache.keys[key_places(slots)], cache.values[value_places(slots)]
         expected = [fingerprint(text.known[: end + 1]) for end in range(len(text.known))]
-        assert cache.keys[0, block, 0, 0, place].tolist() == expected, "the KV of another text"
-        assert (cache.keys[:, block, :, :, place] == cache.keys[:1, block, :1, :1, place]).all()
-        assert (cache.values[:, block, :, place] == cache.keys[:, block, :, :, place]).all()
+        assert keys[:, 0, 0, 0].tolist() == expected, "the KV of another text"
+        assert all((array == keys[:, :1, :1, :1]).all() for array in (keys, values))
     cache.check({text.sequence: text.known for text in texts})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.cache import BLOCK
+from outrider.cache import key_places, value_places
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView, Taps
 from outrider.drafters.eagle import EagleDrafter
 from outrider.heads import DraftHead
@@ -72,10 +72,10 @@ class Session:
 
 
 def kept(drafter: EagleDrafter, request_id: int = 1) -> tuple[FloatArray, FloatArray]:
-    """Keys and values of all committed entries, [positions, heads, head_dim], as bits."""
+    """Keys and values of all committed entries, [positions, heads, words or codes], without their scales."""
     text, cache = drafter._texts[request_id], drafter._cache
-    blocks, offsets = np.divmod(np.array(text.entries.slots(range(text.computed)), int), BLOCK)
-    return cache.keys[0, blocks, :, :, offsets], cache.values[0, blocks, :, offsets]
+    slots = np.array(text.entries.slots(range(text.computed)), int)
+    return cache.keys[key_places(slots)][:, 0], cache.values[value_places(slots)][:, 0]
 
 
 def fresh(head: DraftHead, tokens: Sequence[int], states: Taps, request: DraftRequest) -> tuple[EagleDrafter, Proposal]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from outrider import LLM, SamplingParams, drafters
-from outrider.cache import BLOCK, KVCache, KVSequence
+from outrider.cache import KVCache, KVSequence, key_places, value_places
 from outrider.drafters.base import DraftRequest, RequestView
 from outrider.drafters.model import ModelDrafter
 from outrider.engine import Engine
@@ -85,8 +85,8 @@ class ByHand:
 
 def entries(cache: KVCache, sequence: KVSequence, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values at the first `count` positions."""
-    block, place = np.divmod(sequence.slots(range(count)), BLOCK)
-    return cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
+    slots = sequence.slots(range(count))
+    return cache.keys[key_places(slots)], cache.values[value_places(slots)]
 
 
 def fresh(model: CausalLM, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from outrider.cache import BLOCK, KVCache, KVSequence
+from outrider.cache import KVCache, KVSequence
+from outrider.kernels.reference import store
 from outrider.models.base import CausalLM, KVShape
 from outrider.program import Program
 from outrider.types import EMPTY, ROOT, FloatArray, Proposal, Rows
@@ -84,10 +84,10 @@ class Text:
 
 
 def place(texts: Sequence[Text], shape: KVShape, *, fragmented: bool = True) -> tuple[KVCache, Rows]:
-    """A cache that holds the stored positions, NaN everywhere else, and the rows of one pass over the texts."""
+    """A cache that holds the stored positions, NaN and the extremest codes else, and the rows of one pass over the texts."""
     cache = KVCache(shape, 1 + sum(KVCache.blocks_for(text.context + len(text.tokens)) + 1 for text in texts))
-    cache.keys.view(np.float16)[:] = np.nan
-    cache.values.view(np.float16)[:] = np.nan
+    cache.keys.view(np.int16)[:] = cache.values[:] = -(2**15)
+    cache.scales[:] = np.nan
     if fragmented:
         fragment(cache)
     stretches = []
@@ -96,7 +96,7 @@ def place(texts: Sequence[Text], shape: KVShape, *, fragmented: bool = True) -> 
         sequence = KVSequence()
         sequence.extend(cache.pool.take(cache.blocks_for(text.context)))
         sequence.length = text.context
-        store(cache, sequence, text)
+        store_context(cache, sequence, text)
         committed = text.tokens[:1] if text.parents else text.tokens
         stretches.append(Stretch(sequence, list(committed)))
         drafted = text.tokens[1:]
@@ -105,20 +105,19 @@ def place(texts: Sequence[Text], shape: KVShape, *, fragmented: bool = True) -> 
     return cache, lay_out(cache, stretches, proposals)
 
 
-def store(cache: KVCache, sequence: KVSequence, text: Text) -> None:
+def store_context(cache: KVCache, sequence: KVSequence, text: Text) -> None:
     """Random keys and values in the layer that is read, at the positions before the first token."""
     if text.context:
-        blocks, offsets = np.divmod(np.array(sequence.slots(range(text.context))), BLOCK)
-        _, _, heads, head_dim, _ = cache.keys.shape
+        _, _, heads, _, head_dim, _ = cache.values.shape
         keys, values = stored(text.seed, heads, head_dim)
-        cache.keys.view(np.float16)[LAYER, blocks, :, :, offsets] = keys[: text.context]
-        cache.values.view(np.float16)[LAYER, blocks, :, offsets] = values[: text.context]
+        slots = np.array(sequence.slots(range(text.context)), np.int32)
+        store(cache, LAYER, slots, keys[: text.context], values[: text.context])
 
 
 @functools.cache
-def stored(seed: int, heads: int, head_dim: int) -> npt.NDArray[np.float16]:
+def stored(seed: int, heads: int, head_dim: int) -> FloatArray:
     """Keys, then values, of 700 positions."""
-    return random(100 + seed, 2, 700, heads, head_dim).astype(np.float16)
+    return random(100 + seed, 2, 700, heads, head_dim)
 
 
 def attend(model: CausalLM, texts: Sequence[Text], *, fragmented: bool = True) -> list[FloatArray]:

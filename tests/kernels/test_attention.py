@@ -53,8 +53,8 @@ def expected(heads: Heads, scene: tuple[Text, ...]) -> tuple[FloatArray, KVCache
 
 
 def assert_close(actual: FloatArray, expected: FloatArray, peak: float = 1.0) -> None:
-    """Scores are sums in another order, so their errors, and those of the weights, grow with their size."""
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * peak, equal_nan=False)
+    """Weights at the edge of two codes may fall to either side; their errors grow with the size of the scores."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-4 * peak, equal_nan=False)
 
 
 @by_scene
@@ -84,7 +84,7 @@ def test_attention_agrees_when_few_positions_have_all_the_weight(kernels: str) -
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(6, 2, 16), *SHAPES[1:4]], ids=str)
 @by_kernels
 def test_a_layer_after_attention_reads_what_was_attended(kernels: str, heads: Heads, kind: TensorType) -> None:
-    """Where the layer rounds its inputs, one at the edge of two codes may fall to either side, in a few rows."""
+    """Weights, and inputs that the layer rounds, may fall to either side of the edge of two codes, in a few rows."""
     program = heads.program(projection=kind)
     for threads, name in ((1, "one tree"), (2, "one tree"), (2, "a long chunk"), (3, "all at once")):
         cache, rows = place(SCENES[name], heads.cache)
@@ -92,7 +92,7 @@ def test_a_layer_after_attention_reads_what_was_attended(kernels: str, heads: He
         actual = run(native(program, kernels, threads, heads.cache), rows, cache)
         errors = np.abs(actual - run(reference(program, heads.cache), rows, oracle_cache)).max(axis=1)
         assert np.median(errors) < 1e-4
-        assert errors.max() < (1e-4 if kind == TensorType.F32 else 0.5)
+        assert errors.max() < (1e-3 if kind == TensorType.F32 else 0.5)
 
 
 def keys_are_values(program: Program, heads: Heads) -> Buffer:

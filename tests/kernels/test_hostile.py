@@ -110,8 +110,8 @@ def test_a_cache_of_another_shape_is_refused(shape: KVShape) -> None:
 
 CACHES: dict[str, Callable[[KVCache], None]] = {
     "values like keys": lambda cache: setattr(cache, "values", cache.keys),
-    "half numbers": lambda cache: setattr(cache, "keys", cache.keys.view(np.float16)),
-    "wider numbers": lambda cache: setattr(cache, "values", cache.values.astype(np.uint32)),
+    "float numbers": lambda cache: setattr(cache, "keys", cache.keys.view(np.float32)),
+    "wider numbers": lambda cache: setattr(cache, "values", cache.values.astype(np.int32)),
     "not contiguous": lambda cache: setattr(cache, "keys", np.asfortranarray(cache.keys)),
     "read-only": lambda cache: cache.values.setflags(write=False),
 }

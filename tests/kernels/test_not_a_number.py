@@ -153,10 +153,10 @@ def tables(token: int, column: int, bad: float, part: str) -> Program:
 
 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6, -1e6])
+@by_bad
 @by_kernels
 def test_attention_to_a_bad_number_shows_in_the_rows_that_see_it(kernels: str, bad: float, part: str) -> None:
-    """A key or value of a million is infinite in half precision. Exactly where the reference has no number is none."""
+    """Exactly where the reference has no number is none."""
     program = tables(5, 3, bad, part)
     clean = np.concatenate(attend(native(HEADS.program(), kernels, shape=HEADS.cache), TEXTS))
     for threads in (1, 3):
@@ -167,14 +167,13 @@ def test_attention_to_a_bad_number_shows_in_the_rows_that_see_it(kernels: str, b
         unseen = [row for row in range(8) if row not in ((4,) if part == "query" else (4, 5, 6))]
         assert_same_bits(actual[unseen], clean[unseen])
         assert np.isfinite(actual[unseen]).all()
-        if part != "query" or not np.isfinite(bad):
-            assert not np.isfinite(actual[4]).all()
+        assert not np.isfinite(actual[4]).all()
 
 
 @by_kernels
 def test_what_other_requests_left_in_the_cache_is_not_seen(kernels: str) -> None:
     """All places that a text does not use hold NaN, in its own blocks too."""
     cache, _ = place(TEXTS, HEADS.cache)
-    assert np.isnan(cache.keys.view(np.float16)).any()
+    assert np.isnan(cache.scales).any()
     for attended in attend(native(HEADS.program(), kernels, shape=HEADS.cache), TEXTS):
         assert np.isfinite(attended).all()

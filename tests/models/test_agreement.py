@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.kernels.reference import LARGEST_VALUE, encode, largest_code
 from outrider.models.base import CausalLM
 from outrider.types import FloatArray
 from outrider.weights.gguf import GGUF, TensorType
@@ -31,8 +32,8 @@ def assert_close(actual: FloatArray, expected: FloatArray, *, most: float, usual
 
 
 def assert_same_model(actual: FloatArray, expected: FloatArray) -> None:
-    """Only the order of sums differs, which now and then rounds a key or value to the next half (1 in 2,000)."""
-    assert_close(actual, expected, most=5e-4, usual=1e-4)
+    """Sums in another order, and attention's weights (and, against Hugging Face, its queries) rounded otherwise."""
+    assert_close(actual, expected, most=1e-3, usual=5e-4)
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
@@ -45,22 +46,22 @@ def test_with_float_weights_native_and_reference_agree(kernels: str, kind: Tenso
 @pytest.mark.parametrize("kind", QUANTISED)
 @by_kernels
 def test_with_quantised_weights_native_and_reference_agree(kernels: str, kind: TensorType, tmp_path: Path) -> None:
-    """Operations agree within 1e-5, but then a number at the edge of two int8 codes may fall to either side of it.
+    """Operations agree within 1e-5, but then a number at the edge of two codes may fall to either side of it.
 
-    That moves a few rows by as much as a rounding error; most rows have none. Without rounding, every row differs.
+    That moves rows by as much as a rounding error. Without rounding, they differ more, every one of them.
     """
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=kind)
     actual = logits(native(path, kernels), TEXT)
-    assert_close(actual, logits(reference(path), TEXT), most=2e-2, usual=1e-4)
+    assert_close(actual, logits(reference(path), TEXT), most=2e-2, usual=1e-2)
     exact = logits(reference(path, quantise_activations=False), TEXT)
     assert_close(actual, exact, most=1e-1, usual=4e-2)
     with pytest.raises(AssertionError):  # negative control
-        assert_close(actual, exact, most=2e-2, usual=1e-4)
+        assert_close(actual, exact, most=2e-2, usual=1e-2)
 
 
 def test_weights_of_several_types_may_meet_in_one_model(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=TensorType.Q4_1, embedding_type=TensorType.F16)
-    assert_close(logits(native(path), TEXT), logits(reference(path), TEXT), most=2e-2, usual=1e-4)
+    assert_close(logits(native(path), TEXT), logits(reference(path), TEXT), most=2e-2, usual=1e-2)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -106,7 +107,7 @@ def test_scaled_frequencies_agree_with_hugging_face(runtime: Callable[..., Causa
 
 
 class HuggingFace:
-    """transformers' LlamaForCausalLM in float32 on a file's weights; its cache rounds to halves, as ours does."""
+    """transformers' LlamaForCausalLM in float32 on a file's weights; its cache rounds as ours does."""
 
     def __init__(
         self, path: Path, *, rms_norm_eps: float | None = None, base: float | None = None, **rope: float | str
@@ -152,12 +153,19 @@ class HuggingFace:
         return self._model.model.rotary_emb.inv_freq.numpy()
 
     def logits(self, tokens: list[int]) -> FloatArray:
-        class HalfCache(self._cache_class):
+        torch = self._torch
+
+        def rounded(x: Any, largest: int) -> Any:
+            codes, scales = encode(x.numpy(), largest)
+            return torch.from_numpy(codes * scales[..., None])
+
+        class RoundedCache(self._cache_class):
             def update(self, keys: Any, values: Any, *rest: Any, **options: Any) -> Any:
-                return super().update(keys.half().float(), values.half().float(), *rest, **options)
+                keys, values = rounded(keys, largest_code(keys.shape[-1])), rounded(values, LARGEST_VALUE)
+                return super().update(keys, values, *rest, **options)
 
         parameters = inspect.signature(self._model.forward).parameters
-        cache = {"cache" if "cache" in parameters else "past_key_values": HalfCache()}
+        cache = {"cache" if "cache" in parameters else "past_key_values": RoundedCache()}
         with self._torch.no_grad():
             return self._model(self._torch.tensor([tokens]), use_cache=True, **cache).logits[0].numpy()
 

@@ -16,19 +16,15 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from outrider.cache.blocks import BlockPool
 from outrider.cache.prefix import Key, Node, PrefixTree
 from outrider.cache.sequence import BLOCK, KVSequence
 from outrider.models.base import KVShape
-from outrider.types import ROOT, Proposal, Rows
+from outrider.types import ROOT, IntArray, Proposal, Rows
 
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python names from 3.13 on: memory is promised when it is touched, not before."""
-
-HalfArray = npt.NDArray[np.uint16]
-"""Half-precision numbers as raw bits: NumPy's own float16 arithmetic is slow, and nothing here computes."""
 
 
 class Stretch(Protocol):
@@ -46,17 +42,21 @@ class Stretch(Protocol):
 
 
 class KVCache:
-    """The keys and values of all sequences, as raw half-precision bits.
+    """The keys and values of all sequences, as 16-bit codes with a scale per key and per value of each head.
 
-    keys    uint16, [layers, blocks, heads, head_dim, BLOCK]: transposed inside a block, as attention reads them.
-    values  uint16, [layers, blocks, heads, BLOCK, head_dim].
+    keys    int32, [layers, blocks, heads, head_dim / 2, BLOCK]: two codes a word.
+    values  int16, [layers, blocks, heads, BLOCK / 2, head_dim, 2]: two neighbouring positions side by side.
+    scales  float32, [layers, blocks, heads, 2, BLOCK]: of keys, then of values.
 
-    The memory is touched, and thus really used, only where something is stored.
+    All lie as attention reads them. The memory is touched, and thus really used, only where something is stored.
     """
 
     def __init__(self, shape: KVShape, blocks: int) -> None:
-        self.keys = _zeros((shape.layers, blocks, shape.heads, shape.head_dim, BLOCK))
-        self.values = _zeros((shape.layers, blocks, shape.heads, BLOCK, shape.head_dim))
+        places = (shape.layers, blocks, shape.heads)
+        self.keys = _zeros((*places, shape.head_dim // 2, BLOCK))
+        values = _zeros((*places, BLOCK // 2, shape.head_dim))
+        self.values = values.view(np.int16).reshape(*values.shape, 2)
+        self.scales = _zeros((*places, 2, BLOCK)).view(np.float32)
         self.prefixes = PrefixTree(BLOCK)
         self.pool = BlockPool(blocks, self.prefixes.remove)
 
@@ -143,9 +143,10 @@ class KVCache:
         moved = [(end + node, end + depth) for depth, node in enumerate(path) if node != depth]
         if moved:
             # Reading comes before writing as a whole, so a place may be both.
-            source, target = (np.divmod(sequence.slots(indices), BLOCK) for indices in zip(*moved, strict=True))
-            self.keys[:, target[0], :, :, target[1]] = self.keys[:, source[0], :, :, source[1]]
-            self.values[:, target[0], :, target[1]] = self.values[:, source[0], :, source[1]]
+            source, target = (sequence.slots(indices) for indices in zip(*moved, strict=True))
+            for array in (self.keys, self.scales):
+                array[key_places(target)] = array[key_places(source)]
+            self.values[value_places(target)] = self.values[value_places(source)]
         sequence.length = end + len(path)
         self.trim(sequence)
 
@@ -254,8 +255,8 @@ class KVCache:
                 return
             sequence.extend(self.pool.take(1))  # which may be the node's own, with what is in it
         target = sequence.blocks[place]
-        self.keys[:, target, :, :, :common] = self.keys[:, node.block, :, :, :common]
-        self.values[:, target, :, :common] = self.values[:, node.block, :, :common]
+        for array in (self.keys, self.values, self.scales):
+            array[:, target] = array[:, node.block]  # as a whole: what is past the first positions is not seen
         sequence.length = place * BLOCK + common
 
     def _add(self, parent: Node, keys: tuple[Key, ...], block: int) -> Node:
@@ -284,9 +285,21 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
     return paths
 
 
-def _zeros(shape: tuple[int, ...]) -> HalfArray:
+def key_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
+    """Index into `KVCache.keys` and `scales`; what it selects is [slots, layers, heads, head_dim / 2 or 2]."""
+    block, place = np.divmod(slots, BLOCK)
+    return slice(None), block, slice(None), slice(None), place
+
+
+def value_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
+    """Index into `KVCache.values`; what it selects is [slots, layers, heads, head_dim]."""
+    block, place = np.divmod(slots, BLOCK)
+    return slice(None), block, slice(None), place // 2, slice(None), place % 2
+
+
+def _zeros(shape: tuple[int, ...]) -> IntArray:
     """Zeros whose pages the system hands out on first touch, small ones: NumPy's own zeros ask for large pages, which
     would clear 2 MB per layer before the first token and hold them for ever so short a text."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    memory = mmap.mmap(-1, math.prod(shape) * 2, flags=flags)
-    return np.frombuffer(memory, np.uint16).reshape(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * 4, flags=flags)
+    return np.frombuffer(memory, np.int32).reshape(shape)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from outrider.cache import BLOCK, KVCache
+from outrider.cache import BLOCK, KVCache, key_places, value_places
 from outrider.models.base import KVShape
 from outrider.types import FloatArray, Output, Rows
 
@@ -19,7 +19,7 @@ Law = Callable[[tuple[int, ...]], FloatArray]
 
 _ALPHABET = tuple(bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyz")
 
-SMALLEST = KVShape(layers=1, heads=1, head_dim=1)
+SMALLEST = KVShape(layers=1, heads=1, head_dim=2)
 
 
 class ScriptedModel:
@@ -34,9 +34,8 @@ class ScriptedModel:
     def forward(self, rows: Rows, cache: KVCache) -> Output:
         """Write first, then read: the token as every key, the position as every value."""
         assert len(set(rows.slots.tolist())) == len(rows.slots), "two rows write the same slot"
-        block, place = np.divmod(rows.slots, BLOCK)
-        cache.keys[:, block, :, :, place] = rows.tokens[:, None, None, None]
-        cache.values[:, block, :, place] = rows.positions[:, None, None, None]
+        cache.keys[key_places(rows.slots)] = rows.tokens[:, None, None, None]
+        cache.values[value_places(rows.slots)] = rows.positions[:, None, None, None]
         logits = np.empty((len(rows.wanted), self.vocabulary_size), np.float32)
         for row, path in zip(logits, self.paths(rows, cache), strict=True):
             row[:] = self.law(path)
@@ -54,10 +53,9 @@ class ScriptedModel:
             first, last = rows.tail_offsets[row : row + 2]
             if first < last:
                 own[rows.tail_starts[row] :][: last - first] = rows.tail_slots[first:last]
-        block, place = np.divmod(slots, BLOCK)
         visible = index <= positions[:, None]
         # [wanted, positions, layers, heads, (head_dim)]: every part of an entry must tell the same.
-        keys, values = cache.keys[:, block, :, :, place], cache.values[:, block, :, place]
+        keys, values = cache.keys[key_places(slots)], cache.values[value_places(slots)]
         tokens, seen = keys[:, :, 0, 0, 0], values[:, :, 0, 0, 0]
         assert (keys == tokens[:, :, None, None, None])[visible].all(), "a part of an entry is another token's"
         assert (values == index[:, None, None, None])[visible].all(), f"rows of positions {positions} see {seen}"

@@ -59,8 +59,9 @@ class Executor:
         tail_offsets: IntArray,
         tail_slots: IntArray,
         wanted: IntArray,
-        keys: npt.NDArray[np.uint16],
-        values: npt.NDArray[np.uint16],
+        keys: IntArray,
+        values: npt.NDArray[np.int16],
+        scales: FloatArray,
     ) -> bool: ...
     def output(self, buffer: int, rows: int) -> FloatArray: ...
     def profile(self, on: bool) -> None: ...

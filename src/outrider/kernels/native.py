@@ -101,6 +101,7 @@ class NativeProgram:
             rows.wanted,
             cache.keys,
             cache.values,
+            cache.scales,
         )
         if moved:
             self._views.clear()

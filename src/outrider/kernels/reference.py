@@ -8,12 +8,14 @@ up to the rounding of float sums; without, it is the model that the file describ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
-from outrider.cache import BLOCK, KVCache
+from outrider.cache import BLOCK, KVCache, key_places, value_places
 from outrider.models.base import KVShape
 from outrider.program import (
     Angles,
@@ -28,7 +30,7 @@ from outrider.program import (
     Select,
     SwiGLU,
 )
-from outrider.types import FloatArray, Output, Rows
+from outrider.types import FloatArray, IntArray, Output, Rows
 from outrider.weights.gguf import TensorType
 from outrider.weights.weight import Weight
 
@@ -153,23 +155,77 @@ def path_slots(rows: Rows, row: int) -> list[int]:
 
 
 def attend(operation: Attention, qk: FloatArray, v: FloatArray, rows: Rows, cache: KVCache) -> FloatArray:
-    """Writes the rows' keys and values into the cache (float16), then softmax attention along each row's path."""
-    heads, kv_heads, head_dim = operation.heads, operation.kv_heads, operation.head_dim
-    keys, values = cache.keys.view(np.float16)[operation.layer], cache.values.view(np.float16)[operation.layer]
+    """Writes the rows' keys and values into the cache (rounded), then softmax attention along each row's path.
+
+    Queries are rounded like keys, the weights of each chunk of 32 positions, times the scales of the values, likewise.
+    """
+    layer, heads, kv_heads, head_dim = operation.layer, operation.heads, operation.kv_heads, operation.head_dim
     new_keys = qk[:, heads * head_dim :].reshape(-1, kv_heads, head_dim)
     new_values = v[:, operation.value_column :][:, : kv_heads * head_dim].reshape(-1, kv_heads, head_dim)
-    blocks, offsets = np.divmod(rows.slots, BLOCK)
-    with np.errstate(over="ignore"):
-        keys[blocks, :, :, offsets] = new_keys
-        values[blocks, :, offsets, :] = new_values
-    queries = qk[:, : heads * head_dim].reshape(-1, kv_heads, heads // kv_heads, head_dim)
+    store(cache, layer, rows.slots, new_keys, new_values)
+    codes, scales = encode(qk[:, : heads * head_dim].reshape(-1, heads, head_dim), largest_code(head_dim))
+    queries = (codes * scales[..., None]).reshape(-1, kv_heads, heads // kv_heads, head_dim)
     out = np.empty((len(qk), heads * head_dim), np.float32)
     for row in range(len(qk)):
-        block, offset = np.divmod(np.array(path_slots(rows, row)), BLOCK)
-        k = keys[block, :, :, offset].astype(np.float32)  # [positions, kv_heads, head_dim]
-        w = values[block, :, offset, :].astype(np.float32)
+        k, v_codes, v_scales = load(cache, layer, np.array(path_slots(rows, row)))
         scores = np.einsum("kgd,tkd->kgt", queries[row], k) * np.float32(operation.scale)
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
-        out[row] = np.einsum("kgt,tkd->kgd", weights, w).reshape(-1)
+        weights, total = weigh(scores, v_scales.T[:, None])
+        out[row] = (np.einsum("kgt,tkd->kgd", weights, v_codes) / total[..., None]).reshape(-1)
     return out
+
+
+def weigh(scores: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """e^(scores - maximum) [..., positions] times the scales of the values, rounded; and their sums, without scales.
+
+    A weight of a chunk of 32 positions is a multiple of a 16,383rd of the largest there may be in the chunk.
+    """
+    maximum = scores.max(axis=-1)
+    weights, total = np.empty_like(scores), np.zeros_like(maximum)
+    for start in range(0, scores.shape[-1], BLOCK):
+        chunk = slice(start, start + BLOCK)
+        top = scores[..., chunk].max(axis=-1)
+        p = np.exp(scores[..., chunk] - top[..., None])
+        greatest = scales[..., chunk].max(axis=-1, keepdims=True)
+        inverse = np.divide(LARGEST_WEIGHT, greatest, out=np.zeros_like(greatest), where=~(greatest <= NOTHING))
+        codes = np.rint(p * (scales[..., chunk] * inverse))
+        weights[..., chunk] = codes * (greatest / LARGEST_WEIGHT) * np.exp(top - maximum)[..., None]
+        total += p.sum(axis=-1) * np.exp(top - maximum)
+    return weights, total
+
+
+LARGEST_WEIGHT = np.float32(16383)
+NOTHING = np.float32(1e-30)
+"""A vector no larger counts as zero: its inverse times the largest code must be finite."""
+LARGEST_VALUE = 4095
+
+
+def largest_code(head_dim: int) -> int:
+    """Of queries and keys: head_dim products of two such codes fit in 32 bits."""
+    return math.isqrt((2**31 - 1) // head_dim)
+
+
+def encode(x: FloatArray, largest: int) -> tuple[npt.NDArray[np.int16], FloatArray]:
+    """Codes of vectors [..., head_dim], of at most `largest` in magnitude, and a scale for each vector."""
+    magnitude = np.abs(x).max(axis=-1)
+    inverse = np.divide(np.float32(largest), magnitude, out=np.zeros_like(magnitude), where=~(magnitude <= NOTHING))
+    codes = np.nan_to_num(np.rint(x * inverse[..., None])).astype(np.int16)
+    return codes, magnitude / np.float32(largest)
+
+
+def store(cache: KVCache, layer: int, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
+    """Write keys and values [slots, kv_heads, head_dim] into a layer of the cache."""
+    codes, key_scales = encode(keys, largest_code(keys.shape[-1]))
+    value_codes, value_scales = encode(values, LARGEST_VALUE)
+    at = slice(layer, layer + 1)
+    cache.keys[at][key_places(slots)] = codes.view(np.int32)[:, None]
+    cache.values[at][value_places(slots)] = value_codes[:, None]
+    cache.scales[at][key_places(slots)] = np.stack([key_scales, value_scales], axis=-1)[:, None]
+
+
+def load(cache: KVCache, layer: int, slots: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Keys, codes of values, both [slots, kv_heads, head_dim], and their scales [slots, kv_heads], in a layer."""
+    at = slice(layer, layer + 1)
+    codes = np.ascontiguousarray(cache.keys[at][key_places(slots)][:, 0]).view(np.int16)
+    values = cache.values[at][value_places(slots)][:, 0].astype(np.float32)
+    scales = cache.scales[at][key_places(slots)][:, 0]
+    return codes * scales[..., :1], values, scales[..., 1]

@@ -71,8 +71,9 @@ def _scratch(model: CausalLM, positions: int) -> KVCache:
     shape = model.kv_shape
     block = 2 * 2 * shape.layers * shape.heads * shape.head_dim * BLOCK
     cache = KVCache(shape, min(KVCache.blocks_for(positions), max(_SCRATCH // block, 1 + ROWS[-1])))
-    cache.keys.fill(0x2C00)  # 1/16
-    cache.values.fill(0x2C00)
+    cache.keys.fill(1)
+    cache.values.fill(1)
+    cache.scales.fill(1 / 16)
     return cache
 
 
