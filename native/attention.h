@@ -128,7 +128,9 @@ __attribute__((noinline)) void multiply(const int32_t* words, int step, const in
             m[i] = load_pairs(matrix + i * kLanes);
         }
         for (int j = 0; j < N; ++j) {
-            const Ints x = splat_pair(words[j * kApart]);
+            int32_t pair;
+            std::memcpy(&pair, words + j * kApart, sizeof pair);  // which may have been written as two codes
+            const Ints x = splat_pair(pair);
             for (int i = 0; i < kWide; ++i) acc[i][j] = add_products(acc[i][j], m[i], x);
         }
     }
@@ -160,17 +162,15 @@ struct Update {
 };
 
 // From a query's products with the keys of a chunk to the codes of its weights.
-inline Update weigh(State state, const float* dots, float query_scale, const float* key_scales, const ValueScales& values,
-                    int32_t* weights) {
+inline Update weigh(State state, const float* dots, float query_scale, const float* key_scales,
+                    const ValueScales& values, int16_t* weights) {
     const Vec scale = splat(query_scale);
     const Vec a = keep_first(load(dots) * (load(key_scales) * scale), values.seen, kNever);
     const Vec b = keep_first(load(dots + kLanes) * (load(key_scales + kLanes) * scale), values.seen - kLanes, kNever);
     const float maximum = largest(max(a, b)), before = state.maximum();
     const Vec p_low = exp(a - splat(maximum)), p_high = exp(b - splat(maximum));
-    int16_t codes[kKvBlock];
-    store_shorts(codes, p_low * values.low);
-    store_shorts(codes + kLanes, p_high * values.high);
-    std::memcpy(weights, codes, sizeof codes);
+    store_shorts(weights, p_low * values.low);
+    store_shorts(weights + kLanes, p_high * values.high);
 
     const bool rises = maximum > before;
     const float factor = exp_one(rises ? before - maximum : maximum - before);
@@ -191,7 +191,7 @@ inline void attend_chunk(const Queries& queries, int first, Chunk chunk, Chunk n
     multiply<N, 2, 1>(queries.codes + first, queries.count, chunk.keys, kKvBlock, head_dim / 2, next.keys, dots);
     for (int line = 0; line < 2 * kKvBlock; line += kLanes) prefetch(next.scales + line);
 
-    int32_t weights[N][kWords] = {};
+    alignas(64) int16_t weights[N][kKvBlock] = {};
     Update updates[N];
     ValueScales values;
     for (int j = 0; j < N; ++j) {
@@ -202,7 +202,8 @@ inline void attend_chunk(const Queries& queries, int first, Chunk chunk, Chunk n
     }
     const auto columns = [&](int d, auto wide) {
         float sums[N][wide * kLanes];
-        multiply<N, wide, kWords>(weights[0], 1, chunk.values + d, head_dim, kWords, next.values + d, sums);
+        multiply<N, wide, kWords>(reinterpret_cast<const int32_t*>(weights), 1, chunk.values + d, head_dim, kWords,
+                                  next.values + d, sums);
         for (int j = 0; j < N; ++j) {
             for (int i = 0; i < wide * kLanes; i += kLanes) {
                 float* at = state_of(j).values() + d + i;
