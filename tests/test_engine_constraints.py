@@ -247,7 +247,7 @@ def probability(text):
 
 def lawful(draft, acceptance, runs=1_500):
     """Whether constrained texts have the target's law, restricted; an honest count fails once in a million times."""
-    model = ScriptedModel(logits, vocabulary=3, kv_shape=KVShape(1, 1, 1))
+    model = ScriptedModel(logits, vocabulary=3, kv_shape=KVShape(1, 1, 2))
     engine = make_engine(model, draft(np.random.default_rng(5)), blocks=32, max_batch=32)
     params = SamplingParams(temperature=1.0, max_tokens=LENGTH + 1, acceptance=acceptance)
     counts: Counter[tuple[int, ...]] = Counter()

@@ -208,7 +208,7 @@ def peeking_chain(rng):
 
 def lawful(draft, acceptance="rejection", setting="plain", fault=None, runs=FEW_RUNS):
     """Whether the texts of `runs` requests have their law; honest ones fail once in a million times."""
-    model = ScriptedModel(logits, vocabulary=VOCABULARY, kv_shape=KVShape(1, 1, 1))
+    model = ScriptedModel(logits, vocabulary=VOCABULARY, kv_shape=KVShape(1, 1, 2))
     engine = make_engine(model, draft(np.random.default_rng(5)), blocks=32, max_batch=32)
     params = SamplingParams(
         **{"temperature": 1.0, "max_tokens": LENGTH + 1, "acceptance": acceptance} | SETTINGS[setting]

@@ -50,7 +50,7 @@ def run(
     folder: Path, acceptance: str, setting: str, draft_vocabulary: int, drafter_class: type[EagleDrafter] = EagleDrafter
 ) -> tuple[bool, float]:
     """Whether the texts have their law, and the share of drafts that was accepted."""
-    model = TappedModel(logits, vocabulary=VOCABULARY, kv_shape=KVShape(1, 1, 1))
+    model = TappedModel(logits, vocabulary=VOCABULARY, kv_shape=KVShape(1, 1, 2))
     weights = read_official(tiny_head(folder, seed=4, vocabulary=VOCABULARY, draft_vocabulary=draft_vocabulary))
     head = on_kernels(weights, weight("embedding", random(1, VOCABULARY, HIDDEN)))
     drafter = drafter_class(head, LAYERS, positions=32 * 32, k=2)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider import LLM, SamplingParams, drafters
+from outrider import LLM, SamplingParams
 from outrider.cache import KVCache, KVSequence, key_places, value_places
 from outrider.drafters.base import DraftRequest, RequestView
-from outrider.drafters.model import ModelDrafter
+from outrider.drafters.model import ModelDrafter, load
 from outrider.engine import Engine
 from outrider.errors import RequestError, UnsupportedModelError
 from outrider.models.base import CausalLM
@@ -332,7 +332,7 @@ def test_a_file_drafts_and_changes_nothing(target: Path) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_on_the_native_kernels_too_the_target_accepts_all_of_its_own_drafts(target: Path, rule: str) -> None:
     llm = LLM(target, threads=1, costs=FREE, speculation="off")
-    draft = drafters.open_draft(target, llm.model, llm.tokenizer, positions=512)
+    draft = load(target, llm.model, llm.tokenizer, positions=512)
     engine = Engine(
         llm.model,
         KVCache(llm.model.kv_shape, 32),
