@@ -25,6 +25,10 @@ def plan(
         str, typer.Argument(metavar="TARGET", help="An alias, fetched on first use, or a .gguf file.")
     ] = "smollm2",
     *,
+    draft: Annotated[
+        str | None, flag("What drafts as well: a smaller model with the same vocabulary, or an EAGLE-3 head.",
+                         metavar="NAME|FILE|FOLDER")
+    ] = None,
     prompts: Annotated[
         Path | None, flag("Plan for these prompts, one a line, or JSON lines as for generate; of more than 24, every "
                           "so many-th. Default: eight short ones.", metavar="FILE")
@@ -56,7 +60,7 @@ def plan(
     else:
         texts = [to_prompt(text, raw=raw, system=None) for text in planning.PROMPTS]
     with display.Download() as download:
-        llm = LLM(target, threads=threads, recalibrate=recalibrate, progress=download)
+        llm = LLM(target, draft=draft, threads=threads, recalibrate=recalibrate, progress=download)
     with display.rounds() as bar:
         task = bar.add_task("")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
-from outrider.types import Proposal
+from outrider.types import EMPTY, Proposal
 
 
 class GrammarDrafter(Drafter):
@@ -17,7 +17,10 @@ class GrammarDrafter(Drafter):
         pass
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal.chain(request.forced[: request.most], self.name) for request in requests]
+        return [
+            Proposal.chain(request.forced[: request.most], self.name) if request.forced else EMPTY
+            for request in requests
+        ]
 
     def end(self, request_id: int) -> None:
         pass

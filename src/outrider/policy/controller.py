@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.costs import FREE, Costs
@@ -19,6 +18,7 @@ from outrider.types import EMPTY, Proposal
 
 log = logging.getLogger(__name__)
 
+_LOOKUP = 1e-4  # seconds: the policy, its free drafters and all around them, with caches that a pass has just emptied
 _ROWS = 16  # a row of a prompt costs what one of so many rows does
 
 
@@ -39,14 +39,19 @@ class Controller(Drafter):
         self._drafters = tuple(drafters)
         self._prices = Prices(costs, drafters, clock)
         self._prefill = costs.v(_ROWS) / _ROWS
+        self._lookup = _LOOKUP / costs.plain(0)
         self._texts: dict[int, Text] = {}
 
     def begin(self, request: RequestView) -> None:
         wanted = request.speculation.drafter
         drafters = [drafter for drafter in self._drafters if wanted in (None, drafter.name)]
-        text = self._texts[request.id] = Text(drafters, request.prompt_length * self._prefill)
-        for drafter in tuple(text.active):
-            self._guard(drafter, request.id, partial(drafter.begin, request))
+        text = self._texts[request.id] = Text(drafters, request.prompt_length * self._prefill, self._lookup)
+        for drafter in drafters:
+            try:
+                drafter.begin(request)
+            except Exception as error:
+                self._switch_off(drafter, request.id, error)
+        text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
@@ -75,13 +80,20 @@ class Controller(Drafter):
         self._prices.step_ends()
         text = self._texts[observation.id]
         text.learn(observation)
-        for drafter in tuple(text.active):
-            self._guard(drafter, observation.id, partial(drafter.observe, observation))
+        for drafter in text.observers:
+            if drafter in text.active:
+                try:
+                    drafter.observe(observation)
+                except Exception as error:
+                    self._switch_off(drafter, observation.id, error)
 
     def end(self, request_id: int) -> None:
         self._texts.pop(request_id, None)
         for drafter in self._drafters:  # also those switched off: they hold something still
-            self._guard(drafter, request_id, partial(drafter.end, request_id))
+            try:
+                drafter.end(request_id)
+            except Exception as error:
+                self._switch_off(drafter, request_id, error)
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """The drafter's answers; when it fails, it is asked again one by one, to find the request it fails on."""
@@ -95,12 +107,6 @@ class Controller(Drafter):
                 return [EMPTY]
             return [self._ask(drafter, [request])[0] for request in requests]
         return proposals
-
-    def _guard(self, drafter: Drafter, request_id: int, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self._switch_off(drafter, request_id, error)
 
     def _switch_off(self, drafter: Drafter, request_id: int, error: Exception) -> None:
         log.warning("drafter %s is off for request %d: %s: %s", drafter.name, request_id, type(error).__name__, error)

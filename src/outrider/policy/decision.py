@@ -19,18 +19,25 @@ from outrider.types import EMPTY, ROOT, Proposal
 
 _CONTEXTS = 64  # costs are looked up for multiples of so many tokens
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
+_WINDOW = 16  # steps
+_RARE = 0.02  # hits per step
+_LONGEST = 15  # steps without asking
 _DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws for
 
 
 class Text:
     """What a request has taught about its drafters.
 
-    active  the drafters that it may use.
-    ledger  what drafting has cost and brought; `prefill` is its own.
+    active     the drafters that it may use.
+    observers  those that want to know what became of their proposals.
+    ledger     what drafting has cost and brought; `prefill` is its own.
+
+    lookup  what asking the free drafters takes, in plain steps.
     """
 
-    def __init__(self, active: Sequence[Drafter], prefill: float) -> None:
+    def __init__(self, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
         self.active = list(active)
+        self.observers: list[Drafter] = []
         self.ledger = Ledger(prefill)
         self._calibrations = {id(drafter): Calibration() for drafter in active}
         self._acceptances = {
@@ -40,6 +47,10 @@ class Text:
         self._spent = 0.0
         self._drafter: Drafter | None = None
         self._heard: list[tuple[Drafter, Proposal]] = []
+        self._lookup = lookup
+        self._hits = 0.1  # how often the next token was among what free drafters proposed, of late
+        self._silence = self._wait = 0
+        self._listening = False
 
     def calibration(self, drafter: Drafter) -> Calibration:
         """How far the drafter's estimates can be believed."""
@@ -59,6 +70,13 @@ class Text:
         self._read[id(drafter)] = tokens
         self.ledger.read(spent)
 
+    def listens(self) -> bool:
+        """Whether free drafters are to be asked in this step. To look things up takes some time, too: where they are
+        hardly ever right, they are asked less and less often."""
+        self._listening = not self._wait
+        self._wait = max(self._wait - 1, 0)
+        return self._listening
+
     def hear(self, drafter: Drafter, proposal: Proposal) -> None:
         """A free drafter has proposed this, whatever becomes of it."""
         self._heard.append((drafter, proposal))
@@ -74,10 +92,17 @@ class Text:
         """
         if not observation.committed:
             return
-        self.ledger.enter(len(observation.committed), self._spent)
+        self.ledger.enter(len(observation.committed), self._spent + self._lookup * self._listening)
+        hit = False
         for drafter, proposal in self._heard:
-            self.calibration(drafter).learn(_outcomes(proposal, observation.committed))
+            outcomes = _outcomes(proposal, observation.committed)
+            hit = hit or any(right for _, right in outcomes)
+            self.calibration(drafter).learn(outcomes)
         self._heard.clear()
+        if self._listening:
+            self._hits += (hit - self._hits) / _WINDOW
+            self._silence = min(2 * self._silence + 1, _LONGEST) if self._hits < max(_RARE, 2 * self._lookup) else 0
+            self._wait = self._silence
         if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
             proposal, path = observation.proposal, (ROOT, *observation.path)
             reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
@@ -144,12 +169,17 @@ class Decision:
         self._share = plain / count  # of a plain step, in one-row passes
         self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
         self._rooms = [text.ledger.room * self._share for text in texts]
+        self._listening = [
+            i
+            for i, (request, text) in enumerate(zip(requests, texts, strict=True))
+            if request.speculation.length is not None or text.listens()
+        ]
         self._offers: list[Offer | None] = [None] * count
         self._values = [0.0] * count
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
-        return [i for i in range(len(self._requests)) if self._wants(i, drafter)]
+        return [i for i in self._listening if self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.

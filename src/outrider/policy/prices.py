@@ -15,6 +15,7 @@ from outrider.policy.costs import Costs
 _RATE = 0.02  # octaves that one time moves a median
 _BAND = 0.2  # octaves by which it must have moved
 _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
+_AT_ONCE = 32  # steps
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
 _FEW = 0.1  # one-row passes: what adds less is lost in noise
 
@@ -62,6 +63,7 @@ class Prices:
         self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
         self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
         self._step: tuple[float, int, int, int] | None = None
+        self._times: list[tuple[float, tuple[float, int, int, int]]] = []
 
     def added(self, base: int, context: int, most: int) -> Sequence[float]:
         """As `Costs.added`, corrected."""
@@ -87,12 +89,17 @@ class Prices:
         self._step = (self._clock(), rows, drafted, context) if self._clock and rows == requests else None
 
     def step_ends(self) -> None:
-        """It has made it; whoever calls again does no harm."""
-        if self._clock is None or self._step is None:
-            return
-        start, rows, drafted, context = self._step
-        self._step = None
-        passes = (self._clock() - start) / self._costs.plain(context)
+        """It has made it; whoever calls again does no harm. Times are looked at many at once, which takes less time."""
+        if self._step is not None and self._clock is not None:
+            self._times.append((self._clock(), self._step))
+            self._step = None
+            if len(self._times) == _AT_ONCE:
+                for end, step in self._times:
+                    self._see(end, *step)
+                self._times.clear()
+
+    def _see(self, end: float, start: float, rows: int, drafted: int, context: int) -> None:
+        passes = (end - start) / self._costs.plain(context)
         if not drafted:
             self._plain.see(passes / self._costs.v(rows, context))
             return
