@@ -92,7 +92,7 @@ class Text:
         """
         if not observation.committed:
             return
-        self.ledger.enter(len(observation.committed), self._spent + self._lookup * self._listening)
+        self.ledger.enter(len(observation.committed), self._spent)
         hit = False
         for drafter, proposal in self._heard:
             outcomes = _outcomes(proposal, observation.committed)
