@@ -31,6 +31,9 @@ def test_an_interrupted_interview_goes_on(corpus_path, model, tokenizer, tmp_pat
     before = corpus.answer_tokens(corpus.read(path, tokenizer))
     with closing(corpus.interview(llm, path, seed=9)) as growing:
         next(tokens for tokens in growing if tokens > before)
+    scheduler = llm.engine.scheduler
+    assert not scheduler.waiting  # nobody writes on for an interview that is over
+    assert not scheduler.running
     after = corpus.read(path, tokenizer)
     assert path.read_text().startswith("".join(lines))
     assert len(after) > 4

@@ -84,7 +84,7 @@ def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> 
 def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue], None, None]:
     """Endless interviews, many at a time: the dialogues of each as it ends."""
     engine = llm.engine
-    under_way: dict[int, Interview] = {}
+    under_way: dict[int, tuple[Request, Interview]] = {}
     finished: list[list[Dialogue]] = []
 
     def go_on(interview: Interview, written: Written | None) -> None:
@@ -96,21 +96,18 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
         if len(turn.prompt) + turn.max_tokens <= llm.context_length:
             request = _request(llm, turn, rng.getrandbits(31))
             engine.submit(request)
-            under_way[request.id] = interview
+            under_way[request.id] = request, interview
         else:  # it has grown too long
             finished.append([])
 
-    requests: dict[int, Request] = {}
     try:
         while True:
             while len(under_way) + len(finished) < TOGETHER + _AHEAD:
                 go_on(compose(rng, template), None)
             for emitted in engine.step():
-                requests[emitted.request.id] = emitted.request
                 if emitted.finish_reason is None:
                     continue
-                request = requests.pop(emitted.request.id)
-                asking = under_way.pop(request.id)
+                request, asking = under_way.pop(emitted.request.id)
                 if request.error is not None:
                     raise request.error
                 ended = emitted.finish_reason == "stop"
@@ -118,7 +115,7 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
             yield from finished
             finished.clear()
     finally:
-        for request in requests.values():
+        for request, _ in under_way.values():
             engine.cancel(request)
         engine.drop_cancelled()
 
