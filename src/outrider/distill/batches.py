@@ -65,9 +65,11 @@ class Batch:
 
 def split(features: Features) -> tuple[list[int], list[int]]:
     """The numbers of the dialogues that are trained on, and of those held out."""
-    numbers = range(features.done)
-    held = [n for n in numbers if n % HELD_OUT == min(HELD_OUT, features.done) // 2]
-    return [n for n in numbers if n not in set(held)], held
+    trained, held = [], []
+    for number in range(features.done):
+        out = number % HELD_OUT == min(HELD_OUT, features.done) // 2
+        (held if out else trained).append(number)
+    return trained, held
 
 
 def make(features: Features, numbers: Sequence[int], device: torch.device) -> Batch:

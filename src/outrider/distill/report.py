@@ -12,7 +12,6 @@ from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
-from outrider.distill.corpus import answer_tokens
 from outrider.distill.evaluate import DRAFTED, Acceptance
 from outrider.distill.interview import Dialogue
 from outrider.distill.speed import Speed
@@ -125,4 +124,3 @@ def template_sha256(target: Target) -> str:
     return sha256(target.gguf.text("tokenizer.chat_template", default="").encode()).hexdigest()
 
 
-__all__ = ["Report", "answer_tokens", "kinds", "provenance", "template_sha256"]
