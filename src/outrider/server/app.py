@@ -5,7 +5,6 @@ app = create_app(LLM("smollm2"), Settings())
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -67,7 +66,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
         _check_common(body, name)
         generation = service.open(count)
         try:
-            texts = await asyncio.to_thread(prepare)
+            texts = await service.prepare(prepare)
             service.start(generation, texts)
             answer = kind(body, name, llm.tokenizer, texts)
         except BaseException:

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from outrider.llm import LLM
@@ -41,6 +42,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics(llm.engine)
         self._worker = Worker(llm.engine, emitted=self._emitted, failed=self._failed)
+        self._pool = ThreadPoolExecutor(1, "outrider-prompts")
         self._generations: set[Generation] = set()
         self._owners: dict[int, Generation] = {}
         self._stalled = False
@@ -55,6 +57,7 @@ class Service:
 
     async def __aexit__(self, *_: object) -> None:
         self._watch.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._worker.stop, self.settings.grace)
 
     @property
@@ -87,6 +90,13 @@ class Service:
         generation = Generation(texts, self.settings.timeout)
         self._generations.add(generation)
         return generation
+
+    async def prepare(self, work: Callable[[], list[Request]]) -> list[Request]:
+        """Do what takes a while (templates, tokenizers) beside the event loop, one call at a time.
+
+        On several threads, prompts of megabytes left hundreds of MiB behind in the allocator's arenas.
+        """
+        return await self._loop.run_in_executor(self._pool, work)
 
     def start(self, generation: Generation, requests: Sequence[Request]) -> None:
         """Have the requests of a generation written."""
