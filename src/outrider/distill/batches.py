@@ -65,7 +65,8 @@ class Batch:
 
 def split(features: Features) -> tuple[list[int], list[int]]:
     """The numbers of the dialogues that are trained on, and of those held out."""
-    trained, held = [], []
+    trained: list[int] = []
+    held: list[int] = []
     for number in range(features.done):
         out = number % HELD_OUT == min(HELD_OUT, features.done) // 2
         (held if out else trained).append(number)

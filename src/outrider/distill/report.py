@@ -122,5 +122,3 @@ def kinds(dialogues: Sequence[Dialogue]) -> dict[str, int]:
 def template_sha256(target: Target) -> str:
     """Of the chat template, in hexadecimal."""
     return sha256(target.gguf.text("tokenizer.chat_template", default="").encode()).hexdigest()
-
-

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model keeps per position: in each layer, `heads` keys and as many values of `head_dim` numbers."""
+    """What a model keeps per position: in each layer, `heads` keys and as many values of `head_dim` numbers (even)."""
 
     layers: int
     heads: int
