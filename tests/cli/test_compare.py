@@ -29,7 +29,7 @@ def accept_everything(monkeypatch):
 
 
 def test_texts_are_identical_and_both_speeds_are_told(outrider):
-    result = outrider("generate", "Hello", "-n", 100, "--compare")
+    result = outrider("generate", "Hello", "-n", 100, "--compare", "--speculation", "suffix:5")
     assert result.exit_code == 0
     assert re.fullmatch(
         r"plain +\d+\.\d tokens/s\n"
@@ -41,7 +41,7 @@ def test_texts_are_identical_and_both_speeds_are_told(outrider):
 
 
 def test_plain_and_speculative_take_turns_on_one_engine(outrider, seen):
-    outrider("generate", "Hello", "-n", 100, "--compare")
+    outrider("generate", "Hello", "-n", 100, "--compare", "--speculation", "suffix:5")
     assert len({id(llm) for llm, _ in seen}) == 1
     requests = [request for _, request in seen]
     assert [request.params.max_tokens for request in requests] == [16, 16] + [100] * 6
@@ -50,7 +50,7 @@ def test_plain_and_speculative_take_turns_on_one_engine(outrider, seen):
 
 def test_texts_that_differ_are_exit_code_1(outrider, monkeypatch):
     accept_everything(monkeypatch)
-    result = outrider("generate", "Hello", "-n", 100, "--compare")
+    result = outrider("generate", "Hello", "-n", 100, "--compare", "--speculation", "suffix:5")
     assert result.exit_code == 1
     assert re.search(r"^texts +DIFFERENT from token \d+ on$", result.stdout, re.MULTILINE)
 
@@ -58,7 +58,7 @@ def test_texts_that_differ_are_exit_code_1(outrider, monkeypatch):
 def test_json_tells_where_texts_differ(outrider, monkeypatch):
     (same, different) = [], []
     for found in (same, different):
-        result = outrider("generate", "Hello", "-n", 100, "--compare", "--json")
+        result = outrider("generate", "Hello", "-n", 100, "--compare", "--speculation", "suffix:5", "--json")
         found += [result.exit_code, json.loads(result.stdout)]
         accept_everything(monkeypatch)
     assert same[0] == 0

@@ -32,16 +32,18 @@ KEYS = [
     "acceptance_rate",
 ]
 HELLO = [{"role": "user", "content": "Hello"}]
+DRAFTING = ("--speculation", "suffix:5")
+"""What does not depend on how fast the machine is."""
 
 
 @pytest.fixture(scope="module")
 def expected(model):
     """What the library makes of the same prompt."""
-    return LLM(model).chat(HELLO, SamplingParams(max_tokens=100))
+    return LLM(model, speculation="suffix:5").chat(HELLO, SamplingParams(max_tokens=100))
 
 
 def test_the_answer_is_on_stdout_and_one_line_of_figures_on_stderr(outrider, expected):
-    result = outrider("generate", "Hello", "-n", 100)
+    result = outrider("generate", "Hello", "-n", 100, *DRAFTING)
     assert result.exit_code == 0
     assert result.stdout_bytes.decode() == expected.text + "\n" * (not expected.text.endswith("\n"))
     assert re.fullmatch(
@@ -52,7 +54,7 @@ def test_the_answer_is_on_stdout_and_one_line_of_figures_on_stderr(outrider, exp
 
 
 def test_json_is_one_object_with_these_keys(objects, expected, model):
-    (found,) = objects("Hello", "-n", 100, "--json")
+    (found,) = objects("Hello", "-n", 100, "--json", *DRAFTING)
     assert list(found) == KEYS
     assert found["model"] == model
     assert found["drafter"] == "suffix"
@@ -201,7 +203,7 @@ def test_an_error_is_one_line(outrider, args, message):
 def test_accepted_drafts_are_coloured(outrider, expected, model, monkeypatch):
     """Each accepted piece is green, and without the colour the text is the same."""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    result = outrider("generate", "Hello", "-n", 100, "--show-drafts")
+    result = outrider("generate", "Hello", "-n", 100, "--show-drafts", *DRAFTING)
     green = "".join(re.findall(r"\x1b\[32m(.*?)\x1b\[0m", result.stdout, re.DOTALL))
     assert re.sub(r"\x1b\[\d+m", "", result.stdout).rstrip("\n") == display.printable(expected.text).rstrip("\n")
     assert green == "".join(display.printable(text) for text in accepted_pieces(model))
@@ -211,7 +213,7 @@ def test_accepted_drafts_are_coloured(outrider, expected, model, monkeypatch):
 def test_no_color_underlines_accepted_drafts(outrider, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    result = outrider("generate", "Hello", "-n", 100, "--show-drafts")
+    result = outrider("generate", "Hello", "-n", 100, "--show-drafts", *DRAFTING)
     assert "\x1b[4m" in result.stdout
     assert "\x1b[32m" not in result.stdout
     assert "\x1b[4mUnderlined\x1b[0m" in result.stderr
@@ -242,7 +244,7 @@ def test_version_and_help():
 
 
 def accepted_pieces(model):
-    llm = LLM(model)
+    llm = LLM(model, speculation="suffix:5")
     request = llm.request(HELLO, SamplingParams(max_tokens=100))
     emitted = list(llm.run([request]))
     assert completion(request).accepted > 0
