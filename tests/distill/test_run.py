@@ -43,8 +43,8 @@ def stages(distillation):
 
 
 def test_from_nothing_to_a_head_with_its_report(settings, target, monkeypatch):
-    monkeypatch.setattr(run, "INTERVIEW_SHARE", 0.8)
-    distillation = Distillation(replace(settings, corpus=None, budget=16.0))
+    monkeypatch.setattr(run, "INTERVIEW_SHARE", 0.6)
+    distillation = Distillation(replace(settings, corpus=None, budget=21.0))
     seen = stages(distillation)
     assert list(seen) == ["interview", "features", "training"]
     head = load(settings.folder)
