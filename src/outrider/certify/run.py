@@ -62,7 +62,7 @@ def certify(
     """Check that speculative decoding on this machine gives the target's own text, or the law of it.
 
     target   a model that is loaded already, or what `LLM` takes for one.
-    extent   FULL, or QUICK: under two minutes for a small model.
+    extent   FULL, or QUICK: two to three minutes for a small model.
     prompts  whose texts are compared.
     seed     of everything that is drawn, from 0 to 2^32 - 1.
     threads  texts of one thread are compared with those of so many; None: as many as the process may use.

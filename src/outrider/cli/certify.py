@@ -32,8 +32,8 @@ def certify(
     ] = "smollm2",
     *,
     quick: Annotated[
-        bool, flag("Only so many settings that every two options meet, and fewer draws: two minutes for a small model. "
-                   "Without it, all settings: about an hour.", "--quick")
+        bool, flag("Only so many settings that every two options meet, and fewer draws: two to three minutes for a "
+                   "small model. Without it, all settings: one or two hours.", "--quick")
     ] = False,
     prompts: Annotated[
         Path | None, flag("Compare the answers to these prompts, one a line, or JSON lines as for generate. "
