@@ -29,7 +29,7 @@ def server(process):
 def test_it_says_what_is_served_and_where(server):
     _, url, line = server()
     assert "tiny.gguf" in line
-    assert "100000 tokens of context, speculation auto (a pass of 2 rows" in line
+    assert "100000 tokens of context, speculation auto (passes of 2, 4, 8 rows" in line
     assert url.startswith("http://127.0.0.1:")
     assert httpx.get(f"{url}/health").json()["model"] == "tiny"
     body = {"prompt": "Hello", "max_tokens": 3}

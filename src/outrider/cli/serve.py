@@ -85,6 +85,6 @@ def _described(llm: LLM, url: str) -> str:
     if llm.speculation.length == 0:
         drafting = "speculation off"
     else:
-        rows = ", ".join(f"{n} rows take {llm.costs.v(n):.2f}" for n in (2, 4, 8))
-        drafting = f"speculation {llm.speculation} (a pass of {rows} times one row's time)"
+        costs = ", ".join(f"{llm.costs.v(n):.2f}" for n in (2, 4, 8))
+        drafting = f"speculation {llm.speculation} (passes of 2, 4, 8 rows take {costs} times one row's time)"
     return f"{llm.name} ({llm.path.name}), {llm.context_length} tokens of context, {drafting}: {url}"
