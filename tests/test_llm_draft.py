@@ -9,6 +9,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError, RequestError
 from outrider.heads import packaged
+from outrider.policy.costs import FREE
 from tests.heads.tiny_head import tiny_head
 from tests.tiny import tiny_llama
 
@@ -44,3 +45,14 @@ def test_impossible_drafts_are_refused(model: Path, tmp_path: Path) -> None:
     small = tiny_llama(tmp_path / "small.gguf", layers=2)
     with pytest.raises(ModelError, match="2 layers"):
         LLM(small, draft=tiny_head(tmp_path))
+
+
+def test_prompt_lookup_drafts_where_it_is_asked_for(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "tiny.gguf")
+    texts = [
+        LLM(model, threads=1, costs=FREE, speculation=name).generate("a b a b a b", SamplingParams(max_tokens=40))[0]
+        for name in ("off", "ngram:4")
+    ]
+    assert texts[0].token_ids == texts[1].token_ids
+    assert [text.drafters for text in texts] == [(), ("ngram",)]
+    assert "ngram" not in LLM(model, threads=1, costs=FREE).drafters

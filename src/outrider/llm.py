@@ -169,6 +169,11 @@ class LLM:
                     draft_path, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
                 )
             )
+        named = Speculation.parse(speculation).drafter
+        if named in set(drafters.available()) - {drafter.name for drafter in mine}:
+            mine.append(
+                drafters.create(named)
+            )  # "ngram": superseded by "suffix", and drafts only where it is asked for
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
