@@ -8,7 +8,6 @@ import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ModelError, RequestError
-from outrider.heads import packaged
 from outrider.policy.costs import FREE
 from tests.heads.tiny_head import tiny_head
 from tests.tiny import tiny_llama
@@ -37,7 +36,6 @@ def test_the_text_is_the_plain_one(model: Path, tmp_path: Path, speculation: str
 def test_impossible_drafts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="of no use with speculation='off'"):
         LLM(model, speculation="off", draft=tmp_path)
-    assert packaged(model) is None
     with pytest.raises(RequestError, match=r"allowed drafters: grammar, prediction, suffix$"):
         LLM(model, speculation="eagle")
     with pytest.raises(ModelError, match="vocab_size is 300, the target's is 269"):

@@ -18,7 +18,7 @@ from operator import index as as_integer
 from pathlib import Path
 from typing import Any
 
-from outrider import drafters, heads
+from outrider import drafters, drafts
 from outrider.cache import BLOCK, KVCache
 from outrider.constraints.grammar import Grammars
 from outrider.drafters.grammar import GrammarDrafter
@@ -39,7 +39,7 @@ from outrider.speculation import Speculation
 from outrider.tokenizer import Detokeniser, Message, Tokenizer
 from outrider.turns import FairLock
 from outrider.types import FinishReason
-from outrider.weights import hub
+from outrider.weights import followers, hub
 from outrider.weights.gguf import GGUF
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -125,9 +125,9 @@ class LLM:
         speculation     who drafts, unless a request says otherwise: "auto": whoever and as much as pays, or nobody;
                         "off"; a drafter's name; a fixed number of tokens, "4"; or both, "suffix:4". The text is the
                         same.
-        draft           weights of a drafter: a smaller model with the same vocabulary, as an alias or a .gguf file; or
-                        an EAGLE-3 head for the model, as a folder in the official layout or a compact file of ours.
-                        None: the head that ships for exactly this model file, if one does.
+        draft           what was made to draft for this model: a folder of `outrider distill`; an EAGLE-3 head in the
+                        official layout, or as a compact file of ours; or a smaller model with the same vocabulary, as
+                        an alias or a .gguf file. None: what ships for exactly this model file, if anything does.
         learn_from_outputs  let "suffix" draft from the outputs of earlier requests too, whoever made them: faster where
                         they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
@@ -149,8 +149,8 @@ class LLM:
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)
-        draft_path = None if off else _draft_path(draft, self.path, progress)
-        if draft_path and (taps := drafters.draft_taps(draft_path, recorded.kv_shape.layers)):
+        files = drafts.Draft() if off else drafts.find(draft, self.path, progress)
+        if files.weights and (taps := drafters.draft_taps(files.weights, recorded.kv_shape.layers)):
             recorded = record(gguf, taps)
         self.name = str(model)
         self.tokenizer = Tokenizer.from_metadata(gguf.metadata, str(self.path))
@@ -161,12 +161,15 @@ class LLM:
         cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
         self.draft = None if draft is None else str(draft)
         self.learn_from_outputs = learn_from_outputs
-        past = PastOutputs() if learn_from_outputs else None
-        mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), SuffixDrafter(past=past)]
-        if draft_path is not None:
+        suffix = SuffixDrafter(
+            followers=followers.load(files.followers, self.model.vocabulary_size).native() if files.followers else None,
+            past=PastOutputs() if learn_from_outputs else None,
+        )
+        mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), suffix]
+        if files.weights is not None:
             mine.append(
                 drafters.open_draft(
-                    draft_path, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
+                    files.weights, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
                 )
             )
         named = Speculation.parse(speculation).drafter
@@ -369,14 +372,6 @@ def completion(request: Request) -> Completion:
         error=request.error,
         cached_tokens=stats.cached,
     )
-
-
-def _draft_path(draft: str | Path | None, target: Path, progress: hub.ProgressCallback | None) -> Path | None:
-    """Where the weights of the drafter are; see `LLM`."""
-    if draft is None:
-        return heads.packaged(target)
-    path = Path(draft)
-    return path if path.is_dir() or path.suffix == ".safetensors" else hub.resolve(draft, progress=progress)
 
 
 def _context(wanted: int | None, most: int) -> int:

@@ -12,9 +12,10 @@ import torch
 from outrider.cache import KVCache, KVSequence
 from outrider.distill.batches import Batch, make
 from outrider.distill.draft import Draft
-from outrider.distill.export import DRAFT_FILE, export
+from outrider.distill.export import export
 from outrider.distill.features import Features
 from outrider.distill.head import Head
+from outrider.drafts import MODEL
 from outrider.heads import DraftHead, tap_layers
 from outrider.heads.checkpoint import read_official
 from outrider.kernels.native import NativeProgram
@@ -91,7 +92,7 @@ def test_a_draft_model_reads_texts_as_it_did_in_training(target, dialogues, tmp_
     export(draft, target, tmp_path)
     tokens = dialogues[0].tokens[:40]
     expected = draft(torch.tensor([tokens]))[0] @ draft.output().T
-    found = logits(native(tmp_path / DRAFT_FILE), tokens)
+    found = logits(native(tmp_path / MODEL), tokens)
     scale = float(expected.abs().max())
     np.testing.assert_allclose(found, expected.numpy(), atol=0.05 * scale)
     assert np.corrcoef(found.reshape(-1), expected.numpy().reshape(-1))[0, 1] > 0.999
@@ -99,7 +100,7 @@ def test_a_draft_model_reads_texts_as_it_did_in_training(target, dialogues, tmp_
 
 def test_a_draft_model_is_a_model_with_the_targets_tokenizer(target, model, tmp_path):
     export(Draft.of(target), target, tmp_path)
-    draft, own = LLM(tmp_path / DRAFT_FILE, threads=1), LLM(model, threads=1)
+    draft, own = LLM(tmp_path / MODEL, threads=1), LLM(model, threads=1)
     messages = [{"role": "user", "content": "Hé, 世界"}]
     assert draft.tokenizer.encode_chat(messages) == own.tokenizer.encode_chat(messages)
     assert draft.tokenizer.eos_ids == own.tokenizer.eos_ids

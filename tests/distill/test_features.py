@@ -63,9 +63,18 @@ def test_features_are_what_the_target_computes(target, dialogues, tmp_path, piec
     np.testing.assert_allclose(np.exp(logs), np.take_along_axis(probabilities, candidates.astype(int), 1), atol=2e-3)
 
 
+def test_the_likeliest_are_those_that_sorting_gives():
+    logits = np.random.default_rng(0).integers(-40, 40, (20, 999)).astype(np.float32)
+    for count, width in ((5, 32), (64, 2), (64, 32), (999, 1)):
+        maxima = np.maximum.reduceat(logits, range(0, 999, width), axis=1)
+        ids, _ = likeliest(logits, maxima, count)
+        assert np.array_equal(ids, np.argsort(-logits, axis=1, kind="stable")[:, :count])
+
+
 def test_the_likeliest_come_in_order_and_of_equals_the_lowest_first():
     logits = np.array([[0.0, 3.0, 1.0, 3.0, 2.0]], np.float32)
-    ids, logs = likeliest(logits, 3)
+    maxima = np.maximum.reduceat(logits, range(0, logits.shape[1], 2), axis=1)
+    ids, logs = likeliest(logits, maxima, 3)
     assert ids.tolist() == [[1, 3, 4]]
     assert np.exp(logs[0, 0]) == pytest.approx(np.exp(3) / np.exp(logits).sum())
 
@@ -86,6 +95,14 @@ def test_an_interrupted_computation_goes_on(target, dialogues, tmp_path):
         for one, other in zip(arrays(again, number), arrays(at_once, number), strict=True):
             np.testing.assert_array_equal(one, other)
     assert sum(file.stat().st_size for file in (tmp_path / "f").glob("*.bin")) == again.nbytes == again.nbytes_done
+
+
+def test_a_crash_loses_little(target, dialogues, tmp_path, monkeypatch):
+    monkeypatch.setattr("outrider.distill.features._NOTED", 2)
+    running = features(tmp_path / "f", target, dialogues[:5]).compute()
+    for _ in range(3):
+        next(running)  # and it is not closed
+    assert features(tmp_path / "f", target, dialogues[:5]).done == 2
 
 
 def test_a_corpus_may_grow(target, dialogues, tmp_path):

@@ -11,19 +11,26 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
 from outrider.distill import run
 from outrider.distill.run import Distillation, Settings
-from outrider.errors import RequestError
+from outrider.drafts import FOLLOWERS
+from outrider.errors import ModelFileError, RequestError
 from outrider.heads import load
+from outrider.llm import LLM
+from outrider.weights import followers
+from tests.heads.tiny_head import tiny_head
 
 
 @pytest.fixture
 def settings(model, corpus_path, tmp_path):
-    return Settings(model, tmp_path / "out", corpus_path, budget=4.0, kind="eagle", seed=0, resume=False, aside=())
+    return Settings(
+        model, tmp_path / "out", corpus_path, budget=4.0, kind="eagle", seed=0, start=None, resume=False, aside=()
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +65,36 @@ def test_from_nothing_to_a_head_with_its_report(settings, target, monkeypatch):
     assert "tokens per step" in (settings.folder / "README.md").read_text()
 
 
+def test_a_head_is_trained_on_from_what_another_has_learned(settings, tmp_path):
+    stages(Distillation(settings))
+    again = Distillation(replace(settings, folder=tmp_path / "again", start=settings.folder, budget=1e-6))
+    seen = stages(again)  # no time to train: what is measured is what it began with
+    assert seen["training"].done == seen["training"].total
+    before, after = (load(folder) for folder in (settings.folder, tmp_path / "again"))
+    assert after.target_ids.tolist() == before.target_ids.tolist()
+    for name, weight in before.matrices.items():
+        assert np.array_equal(weight.floats(), after.matrices[name].floats()), name
+
+
+def test_a_start_that_does_not_fit_is_refused_by_name(settings, tmp_path):
+    head = tiny_head(tmp_path / "head", ffn=160)
+    with pytest.raises(ModelFileError, match=r"'midlayer.mlp.gate_proj.weight' is \[160, 64\], for .* it is \["):
+        stages(Distillation(replace(settings, start=head)))
+    other = tiny_head(tmp_path / "other", vocabulary=300)
+    with pytest.raises(ModelFileError, match="its vocab_size is 300"):
+        stages(Distillation(replace(settings, start=other, resume=True)))
+    with pytest.raises(RequestError, match="only with 'eagle'"):
+        Distillation(replace(settings, kind="model", start=head))
+
+
+def test_a_table_of_followers_is_counted_and_used(settings):
+    stages(Distillation(settings))
+    table = followers.load(settings.folder / FOLLOWERS, 2**20)
+    assert all(len(keys) > 0 for keys, _, _ in table.parts.values())
+    llm = LLM(settings.target, draft=settings.folder, threads=1)
+    assert "eagle" in llm.drafters
+
+
 def test_a_small_model_from_a_given_corpus(settings):
     seen = stages(Distillation(replace(settings, kind="model")))
     assert list(seen) == ["features", "training"]
@@ -82,6 +119,14 @@ def test_a_folder_in_use_is_not_begun_anew(settings):
     Distillation(settings)
     with pytest.raises(RequestError, match="go on with --resume"):
         Distillation(settings)
+
+
+def test_two_processes_do_not_work_in_one_folder(settings):
+    with closing(Distillation(settings).run()) as running:
+        next(running)
+        with pytest.raises(RequestError, match="another process is at work"):
+            stages(Distillation(replace(settings, resume=True)))
+    assert stages(Distillation(replace(settings, resume=True)))
 
 
 def test_there_must_be_something_to_resume(settings):

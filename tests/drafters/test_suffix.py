@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,27 +12,12 @@ from hypothesis import strategies as st
 
 from outrider import LLM, SamplingParams
 from outrider.drafters.base import DraftRequest, RequestView
-from outrider.drafters.suffix import LONGEST, OCCURRENCES, PastOutputs, SuffixDrafter, SuffixIndex, votes
+from outrider.drafters.suffix import PastOutputs, SuffixDrafter
+from outrider.kernels._drafting import Followers, Index, grow
 from outrider.policy.costs import FREE
 from outrider.types import EMPTY, Proposal
+from tests.drafters import by_search
 from tests.tiny import tiny_llama
-
-
-def search(tokens: Sequence[int], suffix: Sequence[int]) -> list[tuple[int, int]]:
-    """The same by brute force: position after, and length of, each match of the longest n-gram, latest first."""
-    for n in (4, 2, 1):
-        ends = [end for end in range(len(tokens) - 1, n - 1, -1) if list(tokens[end - n : end]) == list(suffix[-n:])]
-        if n <= len(suffix) and ends:
-            return [(end, common(tokens[:end], suffix)) for end in ends]
-    return []
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Equal tokens at the ends."""
-    length = 0
-    while length < min(len(a), len(b), LONGEST) and a[-1 - length] == b[-1 - length]:
-        length += 1
-    return length
 
 
 def propose(tokens: Sequence[int], most: int = 9, drafter: SuffixDrafter | None = None, id: int = 1) -> Proposal:
@@ -42,24 +26,66 @@ def propose(tokens: Sequence[int], most: int = 9, drafter: SuffixDrafter | None 
     return drafter.propose([DraftRequest(id=id, tokens=tokens, prompt_length=1, most=most)])[0]
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60), st.lists(st.integers(0, 3), max_size=3))
-def test_the_index_finds_what_a_search_finds_however_the_text_grew(
-    tokens: list[int], split: int, drafted: list[int]
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+
+
+@given(TEXTS, st.integers(0, 60), st.lists(TEXTS, max_size=2), st.integers(0, 12))
+def test_the_tree_is_the_one_that_a_search_gives(
+    tokens: list[int], split: int, past: list[list[int]], count: int
 ) -> None:
-    index = SuffixIndex()
-    index.extend(tokens[:split])
-    index.extend(tokens)
-    suffix = [*tokens, *drafted][-LONGEST:]
-    found = [(position, length) for _, position, length in index.matches(suffix)]
-    expected = search(tokens, suffix)
-    assert found == expected[: len(found)]
-    assert len(found) >= min(len(expected), OCCURRENCES - 1)  # the end of the text itself may be among those looked at
+    assert tree(tokens, count, past, split=split) == by_search.tree(tokens, count, past)
+
+
+CHANCES = st.lists(st.integers(1, 255), min_size=1, max_size=4)
+TABLES = st.dictionaries(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), CHANCES, max_size=30)
+
+
+@given(TEXTS, TABLES, st.integers(0, 12))
+def test_so_it_is_with_a_table_of_followers(
+    tokens: list[int], rows: dict[tuple[int, ...], list[int]], count: int
+) -> None:
+    table = {key: [(token, chance / 256) for token, chance in enumerate(row)] for key, row in rows.items()}
+    found = tree(tokens, count, followers=made(rows))
+    assert found == by_search.tree(tokens, count, table=table)
+
+
+def tree(
+    tokens: list[int], count: int, past: Sequence[list[int]] = (), *, split: int = 0, followers: Followers | None = None
+) -> list[tuple[int, int, float]]:
+    index, others = Index(), [Index() for _ in past]
+    index.append(tokens[:split])
+    index.append(tokens[split:])
+    for other, text in zip(others, past, strict=True):
+        other.append(text)
+    return list(zip(*grow(index, others, followers, count), strict=True))
+
+
+def made(rows: dict[tuple[int, ...], list[int]]) -> Followers:
+    """A table in which token i follows row with a chance of row[i] / 256."""
+    followers = Followers()
+    for order in (3, 2, 1):
+        keys = sorted(key for key in rows if len(key) == order)
+        chances = np.array([[*rows[key], 0, 0, 0, 0][:4] for key in keys], np.uint8).reshape(-1, 4)
+        ranks = np.argsort(-chances.astype(np.int32), axis=1, kind="stable").astype(np.int32)
+        packed = np.array([sum(token << 21 * i for i, token in enumerate(reversed(key))) for key in keys], np.int64)
+        followers.add(order, packed, ranks, np.take_along_axis(chances, ranks, 1))
+    return followers
 
 
 def test_the_search_is_not_blind() -> None:
-    assert search([5, 6, 7, 5, 6], [5, 6]) == [(2, 2)]
-    assert search([1, 2, 3, 4, 9, 8, 2, 3, 4, 9, 1, 2, 3, 4], [1, 2, 3, 4]) == [(4, 4)]
-    assert search([3, 8, 3, 9, 3], [3]) == [(3, 1), (1, 1)]
+    assert by_search.occurrences([5, 6, 7, 5, 6], [5, 6]) == [([5, 6, 7, 5, 6], 2, 2)]
+    text = [1, 2, 3, 4, 9, 8, 2, 3, 4, 9, 1, 2, 3, 4]
+    assert by_search.occurrences(text, [1, 2, 3, 4]) == [(text, 4, 4)]
+    assert [at for _, at, _ in by_search.occurrences([3, 8, 3, 9, 3], [3])] == [3, 1]
+
+
+def test_the_table_speaks_where_the_text_is_silent() -> None:
+    followers = made({(5,): [0, 128, 64], (7, 5): [0, 0, 0, 200]})
+    assert tree([9, 5], 8, followers=followers) == [(1, -1, 0.5), (2, -1, 0.25)]
+    assert tree([7, 5], 8, followers=followers) == [(3, -1, 200 / 256)]  # the longer context knows better
+    said = tree([5, 2, 9, 5], 8, followers=followers)  # one match of one token: silence has three votes of four
+    assert [node[0] for node in said if node[1] == -1] == [2, 1]
+    assert [round(node[2], 4) for node in said if node[1] == -1] == [0.25 + 0.75 / 4, 0.75 / 2]
 
 
 @pytest.mark.parametrize("tokens", [[], [5], [5, 6], [1, 2, 3, 4]])
@@ -96,17 +122,14 @@ def test_at_most_k_and_at_most_what_is_wanted() -> None:
 
 
 def test_longer_matches_and_more_of_them_are_trusted_more() -> None:
-    text = list(range(100))
-
-    def first(*lengths: int, token: int = 1) -> float:
-        return votes([(text, token, length) for length in lengths])[0][1]
+    def first(match: int, times: int = 1) -> float:
+        known = list(range(10, 10 + match))
+        return propose([token for i in range(times) for token in (*known, 1, 100 + i)] + known, 1).estimates[0]
 
     assert first(1) < first(2) < first(4) < first(9) < 1
-    assert first(3) < first(3, 3) < first(3, 3, 3) < 1
-    both = votes([(text, 1, 5), (text, 2, 3), (text, 3, 5), (text, 3, 5)])
-    assert [token for token, _ in both] == [3, 1, 2]
-    assert sum(estimate for _, estimate in both) < 1
-    assert votes([]) == []
+    assert first(3) < first(3, 2) < first(3, 3) < 1
+    both = propose([1, 8, 2, 8, 2, 8], 2)
+    assert set(both.tokens) == {2} or sum(both.estimates[node] for node in both.children(-1)) < 1
 
 
 def test_requests_share_nothing_and_leave_nothing() -> None:  # B101
@@ -134,48 +157,32 @@ def test_past_outputs_have_a_bound_and_the_oldest_go_first() -> None:
         past.add([1000 + n, 2000 + n, 3000 + n])
     past.add(range(5000, 9000))
     past.add([1, 2])
-    assert sum(map(len, past._texts)) <= 2 * 101
-    assert past.matches([1000]) == []
-    assert past.matches([1049]) == [] or len(past.matches([1049])) == 1
-    assert len(past.matches([1])) == 1
-    assert sum(len(chain[2]) for index in past._indices for chain in index._chains) <= 3 * 2 * 101
+    assert sum(map(len, past.indices)) <= 2 * 104
+    for token, known in ((1000, False), (5000, True), (1, True)):
+        drafter = SuffixDrafter(past=past)
+        assert bool(propose([token], drafter=drafter)) is known
 
 
 class Counting(list[int]):
-    """A list that counts the tokens that are read."""
+    """A list that counts the tokens that are copied."""
 
     reads = 0
 
     def __getitem__(self, place):  # type: ignore[no-untyped-def]
-        self.reads += 1
-        return super().__getitem__(place)
+        taken = super().__getitem__(place)
+        self.reads += len(taken)
+        return taken
 
 
-@pytest.mark.parametrize("values", [2, 2000])
-def test_the_work_per_proposal_does_not_grow_with_the_context(values: int) -> None:  # B104
-    most = []
-    for length in (1_000, 100_000):
-        text = Counting(int(t) for t in np.random.default_rng(0).integers(0, values, length))
-        drafter = SuffixDrafter()
-        assert text.reads == 0
-        propose(text, drafter=drafter)
-        assert text.reads >= length  # the prompt, once: the counter works
-        before = text.reads
-        for token in range(20):
-            text.append(token % values)
-            drafter.propose([DraftRequest(id=1, tokens=text, prompt_length=1, most=5)])
-        most.append((text.reads - before) / 20)
-    bound = 5 * OCCURRENCES * (LONGEST + 5)
-    assert most[1] < bound
-
-
-def test_memory_stays_below_half_a_kilobyte_per_token() -> None:
-    index = SuffixIndex()
-    index.extend([int(t) for t in np.random.default_rng(0).integers(0, 50_000, 20_000)])
-    size = 28 * 20_000
-    for _, _, latest, earlier in index._chains:
-        size += sys.getsizeof(latest) + sum(map(sys.getsizeof, latest)) + sys.getsizeof(earlier)
-    assert size / 20_000 < 500
+def test_a_proposal_takes_in_only_what_is_new() -> None:  # B104
+    text = Counting(range(1000))
+    drafter = SuffixDrafter()
+    propose(text, drafter=drafter)
+    assert text.reads == 1000
+    for token in range(20):
+        text.append(token)
+        drafter.propose([DraftRequest(id=1, tokens=text, prompt_length=1, most=5)])
+    assert text.reads == 1020
 
 
 def test_learning_is_off_by_default_and_changes_no_text(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def distill(
         str, flag("eagle: a head that reads the target's hidden states; model: a small model of its own.",
                   metavar="eagle|model")
     ] = "eagle",
+    start: Annotated[
+        Path | None, flag("An EAGLE-3 head to train on from: a folder, or a .safetensors file.", metavar="DRAFT")
+    ] = None,
     exclude: Annotated[
         Path | None, flag("Prompts, one a line, or JSON lines as for generate: no 13 words in a row of them come into "
                           "the corpus, so that they can be measured on.", metavar="FILE")
@@ -82,6 +85,7 @@ def distill(
         budget=seconds,
         kind=kind,
         seed=seed,
+        start=start,
         resume=resume,
         aside=aside,
     )

@@ -39,14 +39,14 @@ def export(
         raise typer.BadParameter(f"{dtype!r} is neither bf16 nor f16", param_hint="--dtype")
     if output.exists():
         raise typer.BadParameter(f"{output} exists already", param_hint="--output")
-    from outrider import heads
+    from outrider import drafts
     from outrider.errors import RequestError
     from outrider.heads.checkpoint import read_compact, read_official, write_official
     from outrider.weights import hub
 
     path = head
     if path is None:
-        path = heads.packaged(hub.resolve(model))
+        path = drafts.shipped(hub.resolve(model)).weights
         if path is None:
             raise RequestError(f"no draft head ships for {model!r}; name the head's file")
     loaded = read_official(path) if path.is_dir() else read_compact(path)

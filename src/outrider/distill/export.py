@@ -14,15 +14,13 @@ from outrider.distill.draft import Draft
 from outrider.distill.head import Head
 from outrider.distill.student import Student, neighbours
 from outrider.distill.target import Target
+from outrider.drafts import MODEL
 from outrider.heads import Head as HeadWeights
-from outrider.heads import HeadConfig
 from outrider.heads.checkpoint import write_official
 from outrider.heads.config import NORMS
 from outrider.types import FloatArray
 from outrider.weights.tensor_types import TensorType
 from outrider.weights.weight import Weight
-
-DRAFT_FILE = "draft.gguf"
 
 
 def export(student: Student, target: Target, folder: Path) -> None:
@@ -30,25 +28,11 @@ def export(student: Student, target: Target, folder: Path) -> None:
     if isinstance(student, Head):
         export_head(student, folder)
     elif isinstance(student, Draft):
-        export_draft(student, target, folder / DRAFT_FILE)
+        export_draft(student, target, folder / MODEL)
 
 
 def export_head(head: Head, folder: Path) -> None:
     """`config.json` and `model.safetensors`, as SafeAILab/EAGLE writes and vLLM and SGLang read."""
-    shape = head.shape
-    config = HeadConfig(
-        hidden=shape.hidden,
-        target_hidden=shape.hidden,
-        ffn=shape.ffn,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        context=shape.context,
-        vocabulary=shape.vocabulary,
-        draft_vocabulary=len(head.target_ids),
-        epsilon=shape.epsilon,
-        rope_base=shape.rope_base,
-    )
     values = {name: _floats(p) for name, p in head.named_parameters()}
     matrices = {
         name: Weight(name, TensorType.F32, array.shape[0], array.shape[1], array.reshape(-1).view(np.uint8))
@@ -56,7 +40,9 @@ def export_head(head: Head, folder: Path) -> None:
         if name not in NORMS
     }
     norms = {name: values[name] for name in NORMS}
-    write_official(HeadWeights(config, matrices, norms, head.target_ids.cpu().numpy().astype(np.int32), {}), folder)
+    write_official(
+        HeadWeights(head.config, matrices, norms, head.target_ids.cpu().numpy().astype(np.int32), {}), folder
+    )
 
 
 def export_draft(draft: Draft, target: Target, path: Path) -> None:

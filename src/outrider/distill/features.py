@@ -27,6 +27,8 @@ from outrider.types import FloatArray, IntArray
 CANDIDATES = 64
 """Most probable tokens that are kept of each answered position."""
 
+_NOTED = 100  # dialogues between two notes
+
 HalfArray = npt.NDArray[np.float16]
 
 
@@ -83,11 +85,13 @@ class Features:
             for dialogue in self.dialogues[self.done :]:
                 self._write(files, reader, dialogue)
                 self.done += 1
+                if self.done % _NOTED == 0:
+                    self._note(files)
                 yield self.done
         finally:
+            self._note(files)
             for file in files.values():
                 file.close()
-            self._note()
 
     def of(self, number: int) -> tuple[HalfArray, IntArray, HalfArray]:
         """A dialogue's taps [tokens - 1, layers * hidden], and of each answered position, in order, the most probable
@@ -105,7 +109,8 @@ class Features:
                 taps = np.concatenate([output.taps[layer] for layer in self._layers], axis=1)
                 files["taps"].write(taps.astype("<f2").data)
             if len(output.logits):
-                ids, logs = likeliest(output.logits, self._candidates)
+                assert output.maxima is not None
+                ids, logs = likeliest(output.logits, output.maxima, self._candidates)
                 files["candidates"].write(ids.astype("<i4").data)
                 files["logs"].write(logs.astype("<f2").data)
 
@@ -141,7 +146,10 @@ class Features:
             "corpus": tokens.hexdigest(),
         }
 
-    def _note(self) -> None:
+    def _note(self, files: dict[str, IO[bytes]]) -> None:
+        """Note what is done, once it is in the files: what a crash leaves beyond that is cut off."""
+        for file in files.values():
+            file.flush()
         new = self._folder / "features.json.new"
         new.write_text(json.dumps(self._identity(self.done)), "utf-8")
         os.replace(new, self._folder / "features.json")
@@ -159,13 +167,22 @@ class Features:
         return min(count, len(self.dialogues)) if sound else 0
 
 
-def likeliest(logits: FloatArray, count: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    """Of each row of logits, the `count` most probable tokens, likeliest first, and their log-probabilities."""
-    # Ties go to the lowest id, as everywhere: partition by value, then sort stably by (value, id).
-    ids = np.sort(np.argpartition(logits, -count, axis=1)[:, -count:], axis=1)
+def likeliest(logits: FloatArray, maxima: FloatArray, count: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """Of each row of logits, the `count` most probable tokens, likeliest first, and their log-probabilities.
+
+    maxima  of each so many logits in a row, see `Output`: the largest `count` of them are logits, so that no candidate
+            is less than the least of those.
+    """
+    ids = np.empty((len(logits), count), np.int64)
+    if maxima.shape[1] > count:
+        least = np.partition(maxima, -count, axis=1)[:, -count]
+    else:
+        least = np.full(len(logits), -np.inf, np.float32)
+    for row, (values, bound) in enumerate(zip(logits, least, strict=True)):
+        candidates = np.flatnonzero(values >= bound)
+        # Ties go to the lowest id, as everywhere.
+        ids[row] = candidates[np.argsort(-values[candidates], kind="stable")[:count]]
     values = np.take_along_axis(logits, ids, 1)
-    order = np.argsort(-values, axis=1, kind="stable")
-    ids, values = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
     top = values[:, :1]
     total = np.exp(logits - top).sum(axis=1, keepdims=True)
     return ids, values - top - np.log(total)

@@ -6,12 +6,18 @@ Its chains run on over its own outputs, as drafting does: training-time test, se
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from outrider.distill.batches import Batch
 from outrider.distill.student import MLP, RMSNorm, Student, angles, halves, rotate
 from outrider.distill.target import Shape, Target
+from outrider.errors import ModelFileError
+from outrider.heads import EMBEDDING, HeadConfig
+from outrider.heads.checkpoint import read_compact, read_official
 
 STEPS = 5
 """How far chains run on in training: as far as they are drafted."""
@@ -81,6 +87,49 @@ class Head(Student):
             head.norm.weight.copy_(torch.from_numpy(target.tensor("output_norm.weight")))
             head.lm_head.weight.copy_(torch.from_numpy(target.output_rows())[target_ids])
         return head
+
+    @classmethod
+    def on_from(cls, path: Path, target: Target) -> Head:
+        """A head to start with: the one of some files, in either layout, however it was quantised.
+
+        Raises ModelFileError if it does not fit the target: its sizes are those that `of` would give it.
+        """
+        shape = target.shape
+        weights = read_official(path) if path.is_dir() else read_compact(path)
+        if (vocabulary := weights.config.vocabulary) != shape.vocabulary:
+            raise ModelFileError(f"{path}: its vocab_size is {vocabulary}, that of {target.path} is {shape.vocabulary}")
+        head = cls(shape, torch.from_numpy(weights.target_ids.astype(np.int64)), torch.from_numpy(target.embedding))
+        for name, needed in head.config.matrices().items():
+            if (found := weights.config.matrices()[name]) != needed:
+                raise ModelFileError(
+                    f"{path}: tensor {name!r} is {list(found)}, for {target.path} it is {list(needed)}"
+                )
+        parameters = dict(head.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights.matrices.items():
+                if name != EMBEDDING:
+                    parameters[name].copy_(torch.from_numpy(weight.floats()))
+            for name, norm in weights.norms.items():
+                parameters[name].copy_(torch.from_numpy(norm))
+        return head
+
+    @property
+    def config(self) -> HeadConfig:
+        """What its files say of it."""
+        shape = self.shape
+        return HeadConfig(
+            hidden=shape.hidden,
+            target_hidden=shape.hidden,
+            ffn=shape.ffn,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            context=shape.context,
+            vocabulary=shape.vocabulary,
+            draft_vocabulary=len(self.target_ids),
+            epsilon=shape.epsilon,
+            rope_base=shape.rope_base,
+        )
 
     def output(self) -> Tensor:
         return self.lm_head.weight

@@ -4,8 +4,8 @@
     for progress in distillation.run(): ...       # may be closed at any time
     distillation.report.card()
 
-In the folder: the draft's own files, `report.json` and a model card, and `work/`, which going on needs; of that,
-`work/features` may be deleted at any time, and is computed again.
+In the folder: the draft's own files, a table of followers, `report.json` and a model card, and `work/`, which going on
+needs; of that, `work/features` may be deleted at any time, and is computed again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ from outrider.distill import batches, corpus, speed, vocabulary
 from outrider.distill.clock import Clock
 from outrider.distill.draft import Draft
 from outrider.distill.evaluate import Acceptance, evaluate
-from outrider.distill.export import DRAFT_FILE, export
+from outrider.distill.export import export
 from outrider.distill.features import Features
+from outrider.distill.followers import table
 from outrider.distill.head import Head
 from outrider.distill.report import Report, kinds, provenance, template_sha256
 from outrider.distill.student import Student
 from outrider.distill.target import Target
 from outrider.distill.train import Training
 from outrider.distill.workplace import Workplace
+from outrider.drafts import FOLLOWERS, made_for
 from outrider.errors import RequestError
 from outrider.heads import tap_layers
 from outrider.llm import LLM
 from outrider.tokenizer import Tokenizer
+from outrider.weights.followers import save as save_table
+from outrider.weights.safetensors import SafeTensors
 
 KINDS = ("eagle", "model")
 INTERVIEW, FEATURES, TRAINING = STAGES = ("interview", "features", "training")
@@ -59,6 +63,7 @@ class Settings:
 
     corpus  a JSON Lines file of dialogues; None: the target interviews itself.
     budget  seconds, of all stages and sittings together.
+    start   an EAGLE-3 head's files, to train on from; None: from the target's own weights.
     resume  go on with what the folder holds.
     aside   texts of which no 13 words in a row may be in the corpus.
     """
@@ -69,6 +74,7 @@ class Settings:
     budget: float
     kind: str
     seed: int
+    start: Path | None
     resume: bool
     aside: tuple[str, ...]
 
@@ -93,6 +99,8 @@ class Distillation:
         """Raises RequestError if the folder is in use and is not to be gone on with, or the other way round."""
         if settings.kind not in KINDS:
             raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
+        if settings.start is not None and settings.kind != "eagle":
+            raise RequestError(f"start={settings.start} is not possible with kind={settings.kind!r}; only with 'eagle'")
         self.settings = settings
         self.target = Target(settings.target)
         self.report: Report | None = None
@@ -108,13 +116,14 @@ class Distillation:
         self._clock = Clock(self._workplace.folder / "clock.json")
 
     def run(self) -> Generator[Progress, None, None]:
-        """All stages. Whenever this is closed, what was done is kept."""
+        """All stages. Whenever this is closed, what was done is kept. Raises RequestError if another process does it."""
         path = self._workplace.corpus
-        if self._workplace.interviews:
-            yield from self._clock.timing(INTERVIEW, self._interview(path))
-        features = self._features(path)
-        yield from self._clock.timing(FEATURES, self._compute(features))
-        yield from self._clock.timing(TRAINING, self._train(features))
+        with self._workplace.held():
+            if self._workplace.interviews:
+                yield from self._clock.timing(INTERVIEW, self._interview(path))
+            features = self._features(path)
+            yield from self._clock.timing(FEATURES, self._compute(features))
+            yield from self._clock.timing(TRAINING, self._train(features))
 
     def _interview(self, path: Path) -> Iterator[Progress]:
         total = INTERVIEW_SHARE * self.settings.budget
@@ -150,6 +159,15 @@ class Distillation:
         yield Progress(FEATURES, features.done, total, note)
         for done in features.compute():
             yield Progress(FEATURES, done, total, note)
+        self._count_followers(features)
+
+    def _count_followers(self, features: Features) -> None:
+        """Write the table of followers of the dialogues that are trained on, if there is none of as many."""
+        path = self.settings.folder / FOLLOWERS
+        trained, _ = batches.split(features)
+        metadata = made_for(self.target.path) | {"dialogues": str(len(trained))}
+        if trained and not (path.exists() and SafeTensors.open(path).metadata.items() >= metadata.items()):
+            save_table(table(features, trained), path, metadata)
 
     def _train(self, features: Features) -> Iterator[Progress]:
         trained, held = batches.split(features)
@@ -196,6 +214,8 @@ class Distillation:
         torch.manual_seed(self.settings.seed)
         if self.settings.kind == "model":
             return Draft.of(self.target)
+        if self.settings.start is not None and target_ids is None:
+            return Head.on_from(self.settings.start, self.target)
         return Head.of(self.target, vocabulary.frequent(features) if target_ids is None else target_ids.cpu())
 
     def _measure(self, training: Training, features: Features, held: Sequence[int]) -> str:
@@ -212,10 +232,9 @@ class Distillation:
         """Answer some held-out questions with the draft, and without; the report tells of it."""
         assert self.report is not None
         folder = self.settings.folder
-        draft = folder / DRAFT_FILE if self.settings.kind == "model" else folder
         asked = [features.dialogues[number] for number in held[:_TIMED]]
         prompts = [dialogue.tokens[: dialogue.answers[0][0]] for dialogue in asked]
-        timed = speed.measure(self.target.path, draft, self.settings.kind, prompts, self.report.acceptance)
+        timed = speed.measure(self.target.path, folder, self.settings.kind, prompts, self.report.acceptance)
         self.report = replace(self.report, speed=timed)
         self.report.write(folder)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import file_digest
 from pathlib import Path
 
@@ -54,6 +57,16 @@ class Workplace:
         if corpus is not None:
             shutil.copyfile(corpus, self.corpus)
         noted.write_text(json.dumps({**identity, "corpus": brought}), "utf-8")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else computes in this folder meanwhile. Raises RequestError if somebody does."""
+        with (self.folder / "lock").open("w") as lock:
+            try:
+                flock(lock, LOCK_EX | LOCK_NB)  # let go when the file is closed, however the process ends
+            except BlockingIOError as error:
+                raise RequestError(f"another process is at work in {self.folder}; wait until it has ended") from error
+            yield
 
 
 def _digest(path: Path) -> str:

@@ -11,6 +11,5 @@ from __future__ import annotations
 from outrider.heads.checkpoint import Head, load
 from outrider.heads.config import EMBEDDING, FUSER, HeadConfig
 from outrider.heads.model import DraftHead, tap_layers
-from outrider.heads.packaged import packaged
 
-__all__ = ["EMBEDDING", "FUSER", "DraftHead", "Head", "HeadConfig", "load", "packaged", "tap_layers"]
+__all__ = ["EMBEDDING", "FUSER", "DraftHead", "Head", "HeadConfig", "load", "tap_layers"]

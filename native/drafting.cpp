@@ -1,0 +1,274 @@
+// Drafting from repetition: where did the end of this text stand before, and what followed it there?
+// `drafters/suffix.py` says what is proposed; here are the index of a text, the table of followers, and the tree.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Tokens = std::span<const int32_t>;
+
+constexpr int kOrders[] = {4, 2, 1};  // lengths of the n-grams by which occurrences are found, longest first
+constexpr int kOccurrences = 16;      // how many of the latest occurrences vote
+constexpr int kLongest = 16;          // how far back an occurrence is compared with the end of the text
+constexpr int kChoices = 3;           // tokens that occurrences may propose at one place
+constexpr double kLeast = 0.01;       // nodes that are reached with less probability are not worth looking at
+constexpr int32_t kSeparator = -1;    // between texts; as no token, it is never drafted and ends every match
+
+// A place in a text after something that also stands at the end of another, and how many tokens match before it.
+struct Occurrence {
+    const std::vector<int32_t>* text;
+    int32_t at;
+    int32_t match;
+};
+
+// The latest position of each n-gram of a text: a hash table of positions, whose keys are the tokens that end there.
+class Latest {
+public:
+    explicit Latest(int n) : n_(n), places_(64, -1) {}
+
+    int order() const { return n_; }
+
+    int32_t find(const std::vector<int32_t>& text, const int32_t* gram) const { return places_[slot(text, gram)]; }
+
+    // Replaces the position of the n-gram that ends at `position`; the one before, or -1.
+    int32_t replace(const std::vector<int32_t>& text, int32_t position) {
+        if (2 * ++count_ > places_.size()) grow(text);
+        int32_t& place = places_[slot(text, text.data() + position + 1 - n_)];
+        count_ -= place >= 0;
+        return std::exchange(place, position);
+    }
+
+private:
+    size_t slot(const std::vector<int32_t>& text, const int32_t* gram) const {
+        uint64_t hash = 0;
+        for (int i = 0; i < n_; ++i) hash = (hash ^ uint32_t(gram[i])) * 0x9e3779b97f4a7c15u;
+        const size_t mask = places_.size() - 1;
+        for (size_t at = (hash >> 32) & mask;; at = (at + 1) & mask)
+            if (places_[at] < 0 || std::equal(gram, gram + n_, text.data() + places_[at] + 1 - n_)) return at;
+    }
+
+    void grow(const std::vector<int32_t>& text) {
+        std::vector<int32_t> old(2 * places_.size(), -1);
+        old.swap(places_);
+        for (const int32_t position : old)
+            if (position >= 0) places_[slot(text, text.data() + position + 1 - n_)] = position;
+    }
+
+    int n_;
+    size_t count_ = 0;
+    std::vector<int32_t> places_;
+};
+
+// Where the n-grams of a growing text occurred: their latest occurrences, and from each occurrence the one before it.
+class Index {
+public:
+    void append(nb::sequence tokens) {
+        const nb::object items = nb::steal(PySequence_Fast(tokens.ptr(), "tokens are a sequence"));
+        if (!items.is_valid()) throw nb::python_error();
+        const auto count = PySequence_Fast_GET_SIZE(items.ptr());
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            text_.push_back(nb::cast<int32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i))));
+            const auto position = int32_t(text_.size()) - 1;
+            for (Chain& chain : chains_) {
+                const bool whole = position + 1 >= chain.latest.order();
+                chain.earlier.push_back(whole ? chain.latest.replace(text_, position) : -1);
+            }
+        }
+    }
+
+    size_t length() const { return text_.size(); }
+
+    Tokens end() const { return Tokens(text_).last(std::min<size_t>(text_.size(), kLongest)); }
+
+    // Adds the latest occurrences of the longest n-gram at the end of `suffix` that a token followed.
+    void find(Tokens suffix, std::vector<Occurrence>& found) const {
+        const size_t before = found.size();
+        for (const Chain& chain : chains_) {
+            const auto n = size_t(chain.latest.order());
+            if (n > suffix.size()) continue;
+            int32_t position = chain.latest.find(text_, suffix.data() + suffix.size() - n);
+            for (int i = 0; i < kOccurrences && position >= 0; ++i, position = chain.earlier[position]) {
+                const int32_t at = position + 1;
+                if (size_t(at) < text_.size() && text_[at] != kSeparator) found.push_back({&text_, at, common(suffix, at)});
+            }
+            if (found.size() > before) return;
+        }
+    }
+
+private:
+    struct Chain {
+        Latest latest;
+        std::vector<int32_t> earlier = {};
+    };
+
+    int32_t common(Tokens suffix, int32_t at) const {
+        const auto most = std::min<int32_t>({kLongest, int32_t(suffix.size()), at});
+        int32_t match = 0;
+        while (match < most && text_[at - 1 - match] == suffix[suffix.size() - 1 - match]) ++match;
+        return match;
+    }
+
+    std::vector<int32_t> text_;
+    Chain chains_[3] = {{Latest(kOrders[0])}, {Latest(kOrders[1])}, {Latest(kOrders[2])}};
+};
+
+// What follows the n-grams of a language, or of a model's way of speaking: read from a file, the same for all texts.
+class Followers {
+public:
+    using Keys = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+    using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+    using Chances = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+    static constexpr int kBits = 21;  // of each token in a key
+
+    // Longest n-grams first, as `add`ed.
+    void add(int order, Keys keys, Ids tokens, Chances chances) {
+        if (order < 1 || order > 3 || tokens.shape(0) != keys.shape(0) || chances.shape(0) != keys.shape(0) ||
+            chances.shape(1) != tokens.shape(1))
+            throw std::invalid_argument("followers: shapes do not agree");
+        tables_.push_back({size_t(order), keys, tokens, chances});
+    }
+
+    // Calls say(token, chance) for what follows the longest n-gram at the end of `suffix` that is known.
+    template <typename Say>
+    void after(Tokens suffix, Say say) const {
+        for (const Table& table : tables_) {
+            if (suffix.size() < table.order) continue;
+            int64_t key = 0;
+            for (const int32_t token : suffix.last(table.order)) key = key << kBits | token;
+            const int64_t *begin = table.keys.data(), *end = begin + table.keys.shape(0);
+            const int64_t* place = std::lower_bound(begin, end, key);
+            if (place == end || *place != key) continue;
+            const size_t width = table.tokens.shape(1), first = size_t(place - begin) * width;
+            for (size_t i = first; i < first + width && table.chances.data()[i] > 0; ++i)
+                say(table.tokens.data()[i], table.chances.data()[i] / 256.0);
+            return;
+        }
+    }
+
+private:
+    struct Table {
+        size_t order;
+        Keys keys;
+        Ids tokens;
+        Chances chances;
+    };
+
+    std::vector<Table> tables_;
+};
+
+struct Choice {
+    int32_t token;
+    double estimate;
+};
+
+// The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has, 3 / longest^1.5 votes,
+// goes to the followers. A runner-up among the occurrences is right in 0.6 of what the votes say.
+void choose(const std::vector<Occurrence>& occurrences, const Followers* followers, Tokens suffix,
+            std::vector<Choice>& choices) {
+    choices.clear();
+    int32_t longest = 0;
+    for (const Occurrence& o : occurrences) longest = std::max(longest, o.match);
+    double total = 0;
+    for (const Occurrence& o : occurrences) {
+        const int32_t token = (*o.text)[o.at];
+        const double vote = std::ldexp(1.0, o.match - longest);
+        const auto same = [&](const Choice& choice) { return choice.token == token; };
+        const auto known = std::find_if(choices.begin(), choices.end(), same);
+        if (known == choices.end()) choices.push_back({token, vote});
+        else known->estimate += vote;
+        total += vote;
+    }
+    const auto likelier = [](const Choice& a, const Choice& b) { return a.estimate > b.estimate; };
+    std::stable_sort(choices.begin(), choices.end(), likelier);  // of equals, the later occurrence comes first
+    if (choices.size() > kChoices) choices.resize(kChoices);
+    const double silence = occurrences.empty() ? 1.0 : 3 * std::pow(longest, -1.5);
+    total += silence;
+    for (size_t i = 0; i < choices.size(); ++i) choices[i].estimate *= (i == 0 ? 1.0 : 0.6) / total;
+    if (followers == nullptr) return;
+    followers->after(suffix, [&](int32_t token, double chance) {
+        const double estimate = chance * silence / total;
+        for (Choice& choice : choices)
+            if (choice.token == token) return void(choice.estimate += estimate);
+        choices.push_back({token, estimate});
+    });
+    std::stable_sort(choices.begin(), choices.end(), likelier);
+}
+
+// A node that the tree may get, and what is needed to go on from it.
+struct Candidate {
+    double gain;  // the probability that it is reached and accepted
+    int32_t token;
+    int parent;
+    double estimate;
+};
+
+struct Node {
+    Candidate is;
+    std::vector<int32_t> suffix;
+    std::vector<Occurrence> occurrences;  // of that suffix
+};
+
+// A tree of at most `count` nodes after the end of `own`, most probable first: (tokens, parents, estimates).
+nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers, int count) {
+    std::vector<const Index*> indices{&own};
+    for (nb::handle other : others) indices.push_back(nb::cast<const Index*>(other));
+    std::vector<Candidate> candidates;  // in the order in which they came
+    std::vector<Node> nodes;
+    std::vector<Choice> choices;
+    const auto look = [&](int parent, double gain, Tokens suffix, std::vector<Occurrence>& occurrences) {
+        if (occurrences.empty())  // all of them end with the text: start over, as a loop would
+            for (const Index* index : indices) index->find(suffix, occurrences);
+        choose(occurrences, followers, suffix, choices);
+        for (const Choice& choice : choices)
+            if (gain * choice.estimate >= kLeast)
+                candidates.push_back({gain * choice.estimate, choice.token, parent, choice.estimate});
+    };
+    std::vector<Occurrence> found;
+    look(-1, 1.0, own.end(), found);
+    nodes.reserve(size_t(std::max(count, 0)));
+    while (!candidates.empty() && int(nodes.size()) < count) {
+        const auto rarer = [](const Candidate& a, const Candidate& b) { return a.gain < b.gain; };
+        const auto best = std::max_element(candidates.begin(), candidates.end(), rarer);  // of equals, the first
+        const Candidate is = *best;
+        candidates.erase(best);
+        const Tokens before = is.parent < 0 ? own.end() : Tokens(nodes[is.parent].suffix);
+        Node& node = nodes.emplace_back(Node{is, {before.begin(), before.end()}, {}});
+        node.suffix.push_back(is.token);
+        for (const Occurrence& o : is.parent < 0 ? found : nodes[is.parent].occurrences)
+            if ((*o.text)[o.at] == is.token && size_t(o.at) + 1 < o.text->size() && (*o.text)[o.at + 1] != kSeparator)
+                node.occurrences.push_back({o.text, o.at + 1, o.match + 1});
+        if (int(nodes.size()) < count) look(int(nodes.size()) - 1, is.gain, node.suffix, node.occurrences);
+    }
+    nb::list tokens, parents, estimates;
+    for (const Node& node : nodes) {
+        tokens.append(node.is.token);
+        parents.append(node.is.parent);
+        estimates.append(node.is.estimate);
+    }
+    return nb::make_tuple(nb::tuple(tokens), nb::tuple(parents), nb::tuple(estimates));
+}
+
+}  // namespace
+
+NB_MODULE(_drafting, module) {
+    nb::class_<Index>(module, "Index")
+        .def(nb::init<>())
+        .def("append", &Index::append, "tokens"_a)
+        .def("__len__", &Index::length);
+    nb::class_<Followers>(module, "Followers")
+        .def(nb::init<>())
+        .def("add", &Followers::add, "order"_a, "keys"_a, "tokens"_a, "chances"_a);
+    module.def("grow", &grow, "own"_a, "others"_a, "followers"_a.none(), "count"_a);
+}
