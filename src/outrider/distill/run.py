@@ -116,7 +116,7 @@ class Distillation:
         self._clock = Clock(self._workplace.folder / "clock.json")
 
     def run(self) -> Generator[Progress, None, None]:
-        """All stages. Whenever this is closed, what was done is kept. Raises RequestError if another process does it."""
+        """All stages. Whenever this is closed, what was done is kept. Raises RequestError if another is at work."""
         path = self._workplace.corpus
         with self._workplace.held():
             if self._workplace.interviews:
