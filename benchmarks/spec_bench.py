@@ -1,11 +1,12 @@
 """Speed-up by drafter and task on Spec-Bench's questions (Xia et al. 2024, arXiv 2401.07851), and what theory promises.
 
-    python benchmarks/spec_bench.py PROMPTS --drafters ngram,suffix         # about ten minutes for 240 questions
-    python benchmarks/spec_bench.py PROMPTS --draft draft.gguf --limit 5    # five questions of each task
-    python benchmarks/spec_bench.py PROMPTS --drafters suffix --count       # tokens per step only, in batches
+    python benchmarks/spec_bench.py PROMPTS                                 # about ten minutes for 240 questions
+    python benchmarks/spec_bench.py PROMPTS --draft my-draft --limit 5      # five questions of each task
+    python benchmarks/spec_bench.py PROMPTS --drafters ngram,suffix --count # tokens per step only, in batches
 
 PROMPTS is in Spec-Bench's own format (question_id, category, turns), of which the first turns are answered. Plain
-decoding and every drafter answer each question in turn, alone, and the texts are compared. Speed is that of decoding:
+decoding and every drafter, always with k tokens, and auto, the policy, answer each question in turn, alone, and the
+texts are compared. Speed is that of decoding:
 tokens per second after the first step; the prompt's own pass is the same for all. A drafter's is charged to it.
 
 The prediction is S = tokens / sum over steps of (k c + v(k + 1)) for the k that each step drafted (Leviathan et al.
@@ -24,20 +25,19 @@ from pathlib import Path
 
 import common
 
-from outrider import LLM, SamplingParams, drafters
+from outrider import LLM, SamplingParams
 from outrider.cache import KVCache
 from outrider.cli.prompts import read_prompts
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
-from outrider.policy.controller import Controller
 from outrider.request import Request
 from outrider.scheduler import Work
 from outrider.tokenizer import Detokeniser
 from outrider.types import EMPTY, Proposal
-from outrider.weights import hub
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 CONTEXT, BATCH, PASSES = 4096, 8, 25
+PLAIN = "off"
 
 
 def task_of(category: str) -> str:
@@ -76,15 +76,6 @@ class Timed(Drafter):
         self.inner.end(request_id)
 
 
-@dataclass
-class Subject:
-    """One way of decoding, and what came of it by task."""
-
-    engine: Engine
-    drafter: Timed
-    runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
-
-
 @dataclass(frozen=True)
 class Run:
     """Answers to one or more questions: the counts, and seconds per token after the first step."""
@@ -99,31 +90,56 @@ class Run:
     lengths: Counter[int]
 
 
-def answer(subject: Subject, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
-    """Answer the questions, in one batch."""
-    drafter = subject.drafter
-    drafter.seconds, drafter.lengths = 0.0, Counter()
-    requests = [Request(prompt, params) for prompt in prompts]
-    for request in requests:
-        subject.engine.submit(request)
-    while not subject.engine.idle:
-        subject.engine.step()
-    for request in requests:
-        if request.error:
-            raise request.error
-    timings = requests[0].timings
-    seconds = (timings.finished or 0.0) - (timings.first_token or 0.0)
-    stats = [request.stats for request in requests]
-    return Run(
-        tokens=sum(request.completion_tokens for request in requests),
-        steps=sum(s.steps for s in stats),
-        drafted=sum(s.drafted for s in stats),
-        accepted=sum(s.accepted for s in stats),
-        texts=tuple(tuple(request.output) for request in requests),
-        pace=seconds / max(requests[0].completion_tokens - 1, 1),
-        drafting=drafter.seconds,
-        lengths=drafter.lengths,
-    )
+@dataclass
+class Bench:
+    """One engine for all ways of decoding, and what came of each, by way and task."""
+
+    llm: LLM
+    drafter: Timed
+    engine: Engine
+    batch: int
+    runs: dict[str, dict[str, list[Run]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+
+    @classmethod
+    def of(cls, llm: LLM, k: int, batch: int) -> Bench:
+        """With the drafters of the LLM."""
+        drafter = Timed(llm.policy)
+        engine = Engine(
+            llm.model,
+            KVCache(llm.model.kv_shape, batch * KVCache.blocks_for(CONTEXT)),
+            drafter,
+            eos_ids=llm.tokenizer.eos_ids,
+            make_detokeniser=lambda: Detokeniser(llm.tokenizer),
+            max_batch=batch,
+            max_draft=k,
+        )
+        return cls(llm, drafter, engine, batch)
+
+    def answer(self, way: str, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Run:
+        """Answer the questions, in one batch."""
+        drafter = self.drafter
+        drafter.seconds, drafter.lengths = 0.0, Counter()
+        requests = [self.llm.request(list(prompt), params, speculation=way, reuse=False) for prompt in prompts]
+        for request in requests:
+            self.engine.submit(request)
+        while not self.engine.idle:
+            self.engine.step()
+        for request in requests:
+            if request.error:
+                raise request.error
+        timings = requests[0].timings
+        seconds = (timings.finished or 0.0) - (timings.first_token or 0.0)
+        stats = [request.stats for request in requests]
+        return Run(
+            tokens=sum(request.completion_tokens for request in requests),
+            steps=sum(s.steps for s in stats),
+            drafted=sum(s.drafted for s in stats),
+            accepted=sum(s.accepted for s in stats),
+            texts=tuple(tuple(request.output) for request in requests),
+            pace=seconds / max(requests[0].completion_tokens - 1, 1),
+            drafting=drafter.seconds,
+            lengths=drafter.lengths,
+        )
 
 
 class Passes:
@@ -158,19 +174,19 @@ class Passes:
 
 
 def compare(
-    subjects: Mapping[str, Subject], questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int
+    bench: Bench, ways: Sequence[str], questions: Mapping[str, list[list[int]]], params: SamplingParams
 ) -> None:
-    """Every subject answers every question, in turn; exits if their texts differ."""
+    """Every question is answered in every way, in turn; exits if the texts differ."""
     done, total = 0, sum(map(len, questions.values()))
     for task, prompts in questions.items():
-        for start in range(0, len(prompts), batch):
-            group = prompts[start : start + batch]
-            for name, subject in subjects.items():
-                run = answer(subject, group, params)
-                subject.runs[task].append(run)
-                if params.rule in ("greedy", "coupled") and run.texts != subjects["plain"].runs[task][-1].texts:
+        for start in range(0, len(prompts), bench.batch):
+            group = prompts[start : start + bench.batch]
+            for way in ways:
+                run = bench.answer(way, group, params)
+                bench.runs[way][task].append(run)
+                if params.rule in ("greedy", "coupled") and run.texts != bench.runs[PLAIN][task][-1].texts:
                     raise SystemExit(
-                        f"{name}, {task}, question {start + 1}: the text differs from that of plain decoding"
+                        f"{way}, {task}, question {start + 1}: the text differs from that of plain decoding"
                     )
             done += len(group)
             if common.console.is_terminal:
@@ -184,21 +200,20 @@ def counts(runs: Sequence[Run]) -> tuple[float, float]:
     return tokens_per_step, sum(run.accepted for run in runs) / drafted if drafted else 0.0
 
 
-def report_counts(subjects: Mapping[str, Subject]) -> None:
+def report_counts(bench: Bench) -> None:
     rows = []
-    for name, subject in subjects.items():
-        figures = [counts(runs)[0] for runs in subject.runs.values()]
-        rows.append([name, *(f"{figure:.2f}" for figure in (*figures, statistics.fmean(figures)))])
-    tasks = next(iter(subjects.values())).runs
-    common.table("Tokens per step", ["drafter", *tasks, "mean"], rows)
+    for way, tasks in bench.runs.items():
+        figures = [counts(runs)[0] for runs in tasks.values()]
+        rows.append([way, *(f"{figure:.2f}" for figure in (*figures, statistics.fmean(figures)))])
+    common.table("Tokens per step", ["drafter", *bench.runs[PLAIN], "mean"], rows)
 
 
-def report_speed(name: str, subject: Subject, plain: Subject, passes: Mapping[str, list[list[float]]]) -> None:
-    """Counts, measured and predicted speed-up of one drafter, by task and on average."""
+def report_speed(way: str, bench: Bench, passes: Mapping[str, list[list[float]]]) -> None:
+    """Counts, measured and predicted speed-up of one way, by task and on average."""
     rows, figures = [], []
-    for task, runs in subject.runs.items():
+    for task, runs in bench.runs[way].items():
         tokens_per_step, acceptance = counts(runs)
-        paces = [run.pace for run in plain.runs[task]], [run.pace for run in runs]
+        paces = [run.pace for run in bench.runs[PLAIN][task]], [run.pace for run in runs]
         lengths = sum((run.lengths for run in runs), Counter())
         one_row = statistics.median(passes[task][0])
         v = [common.median_ratio(samples, passes[task][0]) for samples in passes[task]]
@@ -222,7 +237,7 @@ def report_speed(name: str, subject: Subject, plain: Subject, passes: Mapping[st
         "predicted",
         "of it",
     ]
-    common.table(f"{name}, against plain decoding", columns, rows)
+    common.table(f"{way}, against plain decoding", columns, rows)
 
 
 def cells(figures: Sequence[float]) -> list[str]:
@@ -237,8 +252,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--drafters", default="", help="names, separated by commas; auto is what the library uses")
-    parser.add_argument("--draft", type=Path, help="weights of a drafter; it is compared alone, and is part of auto")
+    parser.add_argument("--drafters", default="suffix,auto", help="names, separated by commas; auto is the policy")
+    parser.add_argument("--draft", type=Path, help="what was made to draft for the model; see outrider generate")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--acceptance", choices=("coupled", "rejection", "block"), help="when sampling (coupled)")
     parser.add_argument("--limit", type=int, help="questions of each task; default: all")
@@ -253,36 +268,17 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1, acceptance=arguments.acceptance
     )
-    llm = LLM(arguments.model, speculation="off", context_length=CONTEXT, threads=arguments.threads)
-
-    def open_draft() -> Drafter:
-        path = hub.resolve(arguments.draft)
-        return drafters.open_draft(path, llm.model, llm.tokenizer, positions=batch * CONTEXT)
-
-    def make(name: str) -> Drafter:
-        if name != "auto":
-            return drafters.create(name)
-        return Controller([drafters.create("suffix"), *([open_draft()] if arguments.draft else [])], llm.costs)
-
-    def subject(drafter: Drafter, max_draft: int) -> Subject:
-        timed = Timed(drafter)
-        engine = Engine(
-            llm.model,
-            KVCache(llm.model.kv_shape, batch * KVCache.blocks_for(CONTEXT)),
-            timed,
-            eos_ids=llm.tokenizer.eos_ids,
-            make_detokeniser=lambda: Detokeniser(llm.tokenizer),
-            max_batch=batch,
-            max_draft=max_draft,
-        )
-        return Subject(engine, timed)
-
-    subjects = {"plain": subject(drafters.create("ngram"), 0)}
-    if arguments.draft:
-        draft = open_draft()
-        subjects[draft.name] = subject(draft, arguments.k)
-    for name in filter(None, arguments.drafters.split(",")):
-        subjects[name] = subject(make(name), arguments.k)
+    names = list(filter(None, arguments.drafters.split(",")))
+    llm = LLM(
+        arguments.model,
+        draft=arguments.draft,
+        speculation="ngram" if "ngram" in names else "auto",  # which is there only where it is asked for
+        context_length=CONTEXT,
+        max_batch=batch,
+        threads=arguments.threads,
+    )
+    bench = Bench.of(llm, arguments.k, batch)
+    ways = [PLAIN, *(name if name == "auto" else f"{name}:{arguments.k}" for name in names)]
 
     questions: dict[str, list[list[int]]] = {task: [] for task in TASKS}
     for entry in read_prompts(arguments.prompts, raw=False, system=None):
@@ -294,18 +290,17 @@ def main() -> None:
     common.console.print(common.describe_machine("outrider", "numpy"))
     common.console.print(f"model {llm.path.name}, {llm.model.threads} threads, at most {arguments.k} drafted tokens, "
                          f"{arguments.tokens} tokens, temperature {params.temperature:g}, {params.rule}\n")  # fmt: skip
-    compare(subjects, questions, params, batch)
+    compare(bench, ways, questions, params)
     if arguments.count:
-        report_counts(subjects)
+        report_counts(bench)
         return
     passes = Passes(llm, arguments.k)
     times = {
         task: passes.seconds(arguments.tokens // 2 + int(statistics.fmean(map(len, prompts))))
         for task, prompts in questions.items()
     }
-    for name, other in subjects.items():
-        if name != "plain":
-            report_speed(name, other, subjects["plain"], times)
+    for way in ways[1:]:
+        report_speed(way, bench, times)
     if params.rule in ("greedy", "coupled"):
         common.console.print("All texts are those of plain decoding.")
 

@@ -14,10 +14,11 @@ from outrider.errors import ModelFileError
 from outrider.heads import load
 from outrider.heads.checkpoint import write_compact
 from outrider.policy.costs import FREE
+from outrider.tokenizer import Message
 from outrider.weights import followers
 from outrider.weights.followers import ORDERS, Table
 from tests.heads.tiny_head import tiny_head
-from tests.tiny import tiny_llama
+from tests.tiny import default_model, tiny_llama
 
 
 def table(last: dict[int, int] | None = None) -> Table:
@@ -118,3 +119,18 @@ def test_another_file_is_no_table(tmp_path: Path) -> None:
     write_compact(head, tmp_path / "head.safetensors")
     with pytest.raises(ModelFileError, match="its format is 'outrider-eagle3', expected 'outrider-followers'"):
         followers.load(tmp_path / "head.safetensors", 260)
+
+
+def test_what_ships_for_the_default_model_is_used() -> None:
+    if (path := default_model()) is None:
+        pytest.skip("the default model is not on this machine")
+    draft = shipped(path)
+    assert draft.followers is not None
+    assert [len(keys) > 10_000 for keys, _, _ in followers.load(draft.followers, 49_152).parts.values()] == [True] * 3
+    question: Message = {"role": "user", "content": "Tell me a story."}
+    plain, drafted = (
+        LLM(path, costs=FREE, speculation=who).generate([[question]], SamplingParams(max_tokens=24))[0]
+        for who in ("off", "auto")
+    )
+    assert plain.token_ids == drafted.token_ids
+    assert drafted.steps < plain.steps - 4  # though nothing has been repeated yet
