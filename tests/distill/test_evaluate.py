@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.distill import batches
-from outrider.distill.evaluate import DRAFTED, evaluate
+from outrider.distill import corpus
+from outrider.distill.acceptance import DRAFTED
+from outrider.distill.evaluate import evaluate
 from outrider.distill.features import Features
 from outrider.distill.student import Student
 
@@ -88,6 +89,6 @@ def test_the_overlap_of_a_certain_draft_is_the_targets_probability_of_it(feature
 
 
 def test_one_dialogue_in_so_many_is_held_out(features):
-    trained, held = batches.split(features)
+    trained, held = corpus.split(features.done)
     assert sorted(trained + held) == [0, 1, 2]
     assert len(held) == 1

@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import app
-from outrider.distill import run
-from outrider.distill.run import Distillation, Settings
+from outrider.distill import begin, run
+from outrider.distill.run import Distillation
+from outrider.distill.stages import Settings
 from outrider.drafts import FOLLOWERS
 from outrider.errors import ModelFileError, RequestError
 from outrider.heads import load
@@ -84,7 +85,7 @@ def test_a_start_that_does_not_fit_is_refused_by_name(settings, tmp_path):
     with pytest.raises(ModelFileError, match="its vocab_size is 300"):
         stages(Distillation(replace(settings, start=other, resume=True)))
     with pytest.raises(RequestError, match="only with 'eagle'"):
-        Distillation(replace(settings, kind="model", start=head))
+        begin(replace(settings, kind="model", start=head))
 
 
 def test_a_table_of_followers_is_counted_and_used(settings):
@@ -93,6 +94,24 @@ def test_a_table_of_followers_is_counted_and_used(settings):
     assert all(len(keys) > 0 for keys, _, _ in table.parts.values())
     llm = LLM(settings.target, draft=settings.folder, threads=1)
     assert "eagle" in llm.drafters
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_a_table_of_followers_alone(settings, brought, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # whoever imports it fails
+    tabulation = begin(replace(settings, kind="followers", corpus=settings.corpus if brought else None, budget=10.0))
+    seen = stages(tabulation)
+    assert list(seen) == ["timing"] if brought else ["interview", "timing"]
+    report = json.loads((settings.folder / "report.json").read_text())
+    assert report["kind"] == "followers"
+    assert report["answer_tokens"] > 0
+    assert set(report["speed"]["measured"]) == {"suffix, without it", "suffix", "auto"}
+    card = (settings.folder / "README.md").read_text()
+    assert "table of followers" in card
+    assert "suffix, without it" in card
+    assert sorted(path.name for path in settings.folder.iterdir()) == [
+        "README.md", "followers.safetensors", "report.json", "work",
+    ]  # fmt: skip
 
 
 def test_a_small_model_from_a_given_corpus(settings):
@@ -152,8 +171,8 @@ def test_going_on_needs_no_corpus_again(settings):
 
 
 def test_an_unknown_kind_is_refused(settings):
-    with pytest.raises(RequestError, match=r"medusa.*eagle, model"):
-        Distillation(replace(settings, kind="medusa"))
+    with pytest.raises(RequestError, match=r"medusa.*eagle, model, followers"):
+        begin(replace(settings, kind="medusa"))
 
 
 def test_one_dialogue_is_too_few(settings, corpus_path, tmp_path):

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from outrider.distill import batches
+from outrider.distill import batches, corpus
 from outrider.distill.draft import Draft
 from outrider.distill.evaluate import evaluate
 from outrider.distill.features import Features
@@ -38,14 +38,14 @@ def training(features, target, kind="head"):
 
 
 def steps(training, count, share=lambda: 0.0):
-    trained, _ = batches.split(training._features)
+    trained, _ = corpus.split(training._features.done)
     return list(islice(training.run(trained, share), count))
 
 
 @pytest.mark.parametrize("kind", ["head", "draft"])
 def test_a_student_learns(features, target, kind):
     learning = training(features, target, kind)
-    trained, _ = batches.split(features)
+    trained, _ = corpus.split(features.done)
     before = evaluate(learning.student, features, trained, CPU)
     steps(learning, 12)
     with learning.averaged():
@@ -55,7 +55,7 @@ def test_a_student_learns(features, target, kind):
 def test_from_wrong_answers_nothing_is_learnt(features, target, monkeypatch):
     """The planted fault for the test above."""
     learning = training(features, target)
-    trained, _ = batches.split(features)
+    trained, _ = corpus.split(features.done)
     before = evaluate(learning.student, features, trained, CPU)
     monkeypatch.setattr("outrider.distill.train.aims", lambda ids, p: aims(ids, p).flip(1))
     steps(learning, 12)
@@ -64,7 +64,7 @@ def test_from_wrong_answers_nothing_is_learnt(features, target, monkeypatch):
 
 
 def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(features, target, tmp_path):
-    count = len(list(batches.epoch(features, batches.split(features)[0], 200, Random(0))))
+    count = len(list(batches.epoch(features, corpus.split(features.done)[0], 200, Random(0))))
     through = training(features, target)
     steps(through, 2 * count)
     first = training(features, target)

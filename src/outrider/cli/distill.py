@@ -15,13 +15,13 @@ from rich.markdown import Markdown
 
 from outrider.cli import display, interrupt
 from outrider.cli.options import flag
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from outrider.distill.run import Distillation
-    from outrider.distill.run import Progress as Stage
+    from outrider.distill import Distilling
+    from outrider.distill import Progress as Stage
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -29,11 +29,18 @@ outrider distill smollm2 -o my-draft --budget 4h
 
 outrider distill smollm2 -o my-draft --budget 6h --resume
 
+outrider distill path/to/model.gguf -o table --kind followers --budget 15m
+
 outrider distill path/to/model.gguf -o small --kind model --corpus chats.jsonl
 """
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_TITLES = {"interview": "Interviewing the target", "features": "Reading the corpus", "training": "Training"}
+_TITLES = {
+    "interview": "Interviewing the target",
+    "features": "Reading the corpus",
+    "training": "Training",
+    "timing": "Counting and timing",
+}
 _TELL_EVERY = 30.0  # seconds
 
 
@@ -51,8 +58,9 @@ def distill(
         str, flag("Time for everything, all sittings together: a number and s, m, h or d.", metavar="TIME")
     ] = "60m",
     kind: Annotated[
-        str, flag("eagle: a head that reads the target's hidden states; model: a small model of its own.",
-                  metavar="eagle|model")
+        str, flag("eagle: a head that reads the target's hidden states; model: a small model of its own; followers: a "
+                  "table of what it mostly says, in minutes and without PyTorch, which the others bring as well.",
+                  metavar="eagle|model|followers")
     ] = "eagle",
     start: Annotated[
         Path | None, flag("An EAGLE-3 head to train on from: a folder, or a .safetensors file.", metavar="DRAFT")
@@ -66,12 +74,9 @@ def distill(
 ) -> None:  # fmt: skip
     """Train a draft for a model, on this machine, from the model's own texts.
 
-    Needs the extra outrider[distill]. The draft is measured on texts kept out of training, all along.
+    eagle and model need the extra outrider[distill]. The draft is measured on texts kept out of training, all along.
     """
-    try:
-        from outrider.distill.run import Distillation, Settings
-    except ModuleNotFoundError as error:
-        raise OutriderError(f"outrider distill needs {error.name}: pip install 'outrider[distill]'") from error
+    from outrider.distill import Settings, begin
     from outrider.weights import hub
 
     seconds = _seconds(budget)
@@ -89,7 +94,7 @@ def distill(
         resume=resume,
         aside=aside,
     )
-    distillation = Distillation(settings)
+    distillation = begin(settings)
     finished = _run(distillation)
     if distillation.report is not None:
         Console().print(Markdown(distillation.report.card()))
@@ -138,7 +143,7 @@ class _Bars:
             self._told = time.monotonic()
 
 
-def _run(distillation: Distillation) -> bool:
+def _run(distillation: Distilling) -> bool:
     """Run it and show how far it is; False if Ctrl-C ended it."""
     with interrupt.noticed() as asked, _Bars() as bars, closing(distillation.run()) as run:
         for progress in run:

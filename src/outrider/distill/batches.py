@@ -17,9 +17,6 @@ from torch import Tensor
 from outrider.distill.features import Features
 from outrider.distill.interview import Dialogue
 
-HELD_OUT = 25
-"""Every so many dialogues, one is kept out of training, to measure acceptance on."""
-
 _WINDOW = 256  # dialogues that are sorted by length together
 
 
@@ -61,16 +58,6 @@ class Batch:
         return Goal(
             self.goal.tokens.gather(1, wide), self.goal.p.gather(1, wide), self.goal.counts.gather(1, at) & inside
         )
-
-
-def split(features: Features) -> tuple[list[int], list[int]]:
-    """The numbers of the dialogues that are trained on, and of those held out."""
-    trained: list[int] = []
-    held: list[int] = []
-    for number in range(features.done):
-        out = number % HELD_OUT == min(HELD_OUT, features.done) // 2
-        (held if out else trained).append(number)
-    return trained, held
 
 
 def make(features: Features, numbers: Sequence[int], device: torch.device) -> Batch:

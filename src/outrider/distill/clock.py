@@ -22,6 +22,10 @@ class Clock:
         self._path = path
         self._written = 0.0
 
+    def spent(self, stage: str) -> float:
+        """Seconds of that stage so far."""
+        return self.seconds.get(stage, 0.0)
+
     def timing(self, stage: str, work: Iterable[T]) -> Iterator[T]:
         """The same items; the time until each, and what the caller does with it, is the stage's."""
         last = monotonic()
@@ -35,7 +39,7 @@ class Clock:
 
     def _add(self, stage: str, since: float) -> float:
         now = monotonic()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - since
+        self.seconds[stage] = self.spent(stage) + now - since
         if now - self._written > _EVERY:
             self._write()
         return now

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from outrider.distill.filters import Filter
 from outrider.distill.interview import Dialogue, Interview, Template, Turn, Written, compose
-from outrider.errors import ModelFileError
+from outrider.errors import ModelFileError, RequestError
 from outrider.llm import LLM
 from outrider.request import Request
 from outrider.sampling import SamplingParams
@@ -26,6 +26,9 @@ from outrider.tokenizer import Message, Tokenizer
 
 TOGETHER = 16
 """Interviews that are decoded in one batch, if the LLM allows so many."""
+
+HELD_OUT = 25
+"""Every so many dialogues, one is kept out of training, to measure acceptance on."""
 
 _AHEAD = 2  # interviews under way beyond those, so that none of these places stays empty
 
@@ -54,6 +57,20 @@ def read(path: Path, tokenizer: Tokenizer) -> list[Dialogue]:
 def answer_tokens(dialogues: Iterable[Dialogue]) -> int:
     """How many tokens were written as answers."""
     return sum(end - start for dialogue in dialogues for start, end in dialogue.answers)
+
+
+def split(count: int) -> tuple[list[int], list[int]]:
+    """The numbers of so many dialogues that are trained on, and of those held out.
+
+    Raises RequestError if there are none of either.
+    """
+    trained: list[int] = []
+    held: list[int] = []
+    for number in range(count):
+        (held if number % HELD_OUT == min(HELD_OUT, count) // 2 else trained).append(number)
+    if not trained:
+        raise RequestError(f"{count} dialogues are too few to learn from and to measure on: at least 2")
+    return trained, held
 
 
 def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> Generator[int, None, None]:

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from outrider.distill.acceptance import DRAFTED, Acceptance
 from outrider.distill.batches import Goal, make
 from outrider.distill.features import Features
 from outrider.distill.student import Student
 
-DRAFTED = 5
-"""Length of the chains."""
-
 _DIALOGUES = 8  # in a batch
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Of chains along the held-out answers.
-
-    per_position     how often the token at that place of a chain is accepted, given that those before it were.
-    tokens_per_step  of drafting along the answers: accepted tokens and one more, a step.
-    overlap          sum of min(p, q) of the first drafted token: its acceptance when sampling at temperature 1.
-    places           where chains began.
-    """
-
-    per_position: tuple[float, ...]
-    tokens_per_step: float
-    overlap: float
-    places: int
 
 
 @torch.no_grad()

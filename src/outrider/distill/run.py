@@ -1,4 +1,4 @@
-"""The whole of `outrider distill`: corpus, features, training, report; each stage goes on where it was left.
+"""Training a student: corpus, features, training, report; each stage goes on where it was left.
 
     distillation = Distillation(settings)
     for progress in distillation.run(): ...       # may be closed at any time
@@ -13,22 +13,22 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outrider.distill import batches, corpus, speed, vocabulary
+from outrider.distill import corpus, followers, speed, vocabulary
+from outrider.distill.acceptance import Acceptance
 from outrider.distill.clock import Clock
 from outrider.distill.draft import Draft
-from outrider.distill.evaluate import Acceptance, evaluate
+from outrider.distill.evaluate import evaluate
 from outrider.distill.export import export
 from outrider.distill.features import Features
-from outrider.distill.followers import table
 from outrider.distill.head import Head
-from outrider.distill.report import Report, kinds, provenance, template_sha256
+from outrider.distill.report import StudentReport, kinds, provenance, template_sha256
+from outrider.distill.stages import FEATURES, INTERVIEW, STAGES, TRAINING, Progress, Settings, interview
 from outrider.distill.student import Student
 from outrider.distill.target import Target
 from outrider.distill.train import Training
@@ -36,109 +36,43 @@ from outrider.distill.workplace import Workplace
 from outrider.drafts import FOLLOWERS, made_for
 from outrider.errors import RequestError
 from outrider.heads import tap_layers
-from outrider.llm import LLM
 from outrider.tokenizer import Tokenizer
 from outrider.weights.followers import save as save_table
-from outrider.weights.safetensors import SafeTensors
-
-KINDS = ("eagle", "model")
-INTERVIEW, FEATURES, TRAINING = STAGES = ("interview", "features", "training")
 
 INTERVIEW_SHARE = 1 / 3
 """Of the budget, if there is no corpus yet."""
 DISK = 16 * 2**30
 """Bytes that features may take."""
-CONTEXT = 1024
-"""Most tokens of a dialogue."""
-
 _SAVE_EVERY = 45.0  # seconds
 _MEASURED = 60  # dialogues held out, at most
-_TIMED = 8  # of them
 _MEASURE_SHARE = 0.06  # of the training time
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is asked for.
-
-    corpus  a JSON Lines file of dialogues; None: the target interviews itself.
-    budget  seconds, of all stages and sittings together.
-    start   an EAGLE-3 head's files, to train on from; None: from the target's own weights.
-    resume  go on with what the folder holds.
-    aside   texts of which no 13 words in a row may be in the corpus.
-    """
-
-    target: Path
-    folder: Path
-    corpus: Path | None
-    budget: float
-    kind: str
-    seed: int
-    start: Path | None
-    resume: bool
-    aside: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a stage is: `done` of `total`, and a few words."""
-
-    stage: str
-    done: float
-    total: float
-    note: str
-
-
 class Distillation:
-    """One distillation in one folder.
-
-    report  what came of it so far, once something was measured.
-    """
+    """A distillation of kind "eagle" or "model"; see `stages.Distilling`."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises RequestError if the folder is in use and is not to be gone on with, or the other way round."""
-        if settings.kind not in KINDS:
-            raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
-        if settings.start is not None and settings.kind != "eagle":
-            raise RequestError(f"start={settings.start} is not possible with kind={settings.kind!r}; only with 'eagle'")
         self.settings = settings
         self.target = Target(settings.target)
-        self.report: Report | None = None
+        self.report: StudentReport | None = None
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._layers = tap_layers(self.target.shape.layers) if settings.kind == "eagle" else ()
-        self._workplace = Workplace(
-            settings.folder,
-            resume=settings.resume,
-            corpus=settings.corpus,
-            identity={"target_sha256": self.target.sha256, "kind": settings.kind, "seed": settings.seed},
-        )
+        self._workplace = Workplace.of(settings, self.target)
         self._checkpoint = self._workplace.folder / "checkpoint.pt"
         self._clock = Clock(self._workplace.folder / "clock.json")
 
     def run(self) -> Generator[Progress, None, None]:
-        """All stages. Whenever this is closed, what was done is kept. Raises RequestError if another is at work."""
+        """All stages."""
         path = self._workplace.corpus
         with self._workplace.held():
             if self._workplace.interviews:
-                yield from self._clock.timing(INTERVIEW, self._interview(path))
+                yield from self._clock.timing(
+                    INTERVIEW, interview(self.settings, self.target, self._clock, path, INTERVIEW_SHARE)
+                )
             features = self._features(path)
             yield from self._clock.timing(FEATURES, self._compute(features))
             yield from self._clock.timing(TRAINING, self._train(features))
-
-    def _interview(self, path: Path) -> Iterator[Progress]:
-        total = INTERVIEW_SHARE * self.settings.budget
-        context = min(CONTEXT, self.target.shape.context)
-        if self._spent(INTERVIEW) >= total:
-            return
-        llm = LLM(
-            self.target.path, max_batch=corpus.TOGETHER, context_length=context, kv_tokens=corpus.TOGETHER * context
-        )
-        with closing(corpus.interview(llm, path, seed=self.settings.seed, aside=self.settings.aside)) as growing:
-            for tokens in growing:
-                spent = self._spent(INTERVIEW)
-                yield Progress(INTERVIEW, min(spent, total), total, f"{tokens:,} tokens answered")
-                if spent >= total:
-                    return
 
     def _features(self, path: Path) -> Features:
         tokenizer = Tokenizer.from_metadata(self.target.gguf.metadata, str(self.target.path))
@@ -159,28 +93,20 @@ class Distillation:
         yield Progress(FEATURES, features.done, total, note)
         for done in features.compute():
             yield Progress(FEATURES, done, total, note)
-        self._count_followers(features)
-
-    def _count_followers(self, features: Features) -> None:
-        """Write the table of followers of the dialogues that are trained on, if there is none of as many."""
-        path = self.settings.folder / FOLLOWERS
-        trained, _ = batches.split(features)
-        metadata = made_for(self.target.path) | {"dialogues": str(len(trained))}
-        if trained and not (path.exists() and SafeTensors.open(path).metadata.items() >= metadata.items()):
-            save_table(table(features, trained), path, metadata)
+        trained, _ = corpus.split(features.done)
+        table = followers.table([features.dialogues[number] for number in trained])
+        save_table(table, self.settings.folder / FOLLOWERS, made_for(self.target.path))
 
     def _train(self, features: Features) -> Iterator[Progress]:
-        trained, held = batches.split(features)
-        if not trained or not held:
-            raise RequestError(f"{features.done} dialogues are too few to learn from and to measure on: at least 2")
+        trained, held = corpus.split(features.done)
         training = self._training(features)
-        total = max(0.0, self.settings.budget - self._spent(INTERVIEW) - self._spent(FEATURES))
+        total = max(0.0, self.settings.budget - self._clock.spent(INTERVIEW) - self._clock.spent(FEATURES))
         clock = _Alarm(_SAVE_EVERY)
         measuring = 0.0
         note = ""
         try:
-            for step in training.run(trained, lambda: self._spent(TRAINING) / total if total > 0 else 1.0):
-                spent = self._spent(TRAINING)
+            for step in training.run(trained, lambda: self._clock.spent(TRAINING) / total if total > 0 else 1.0):
+                spent = self._clock.spent(TRAINING)
                 yield Progress(TRAINING, min(spent, total), total, f"loss {step.loss:.3f}{note}")
                 if clock.rings():
                     training.save(self._checkpoint)
@@ -232,15 +158,15 @@ class Distillation:
         """Answer some held-out questions with the draft, and without; the report tells of it."""
         assert self.report is not None
         folder = self.settings.folder
-        asked = [features.dialogues[number] for number in held[:_TIMED]]
+        asked = [features.dialogues[number] for number in held[: speed.TEXTS]]
         prompts = [dialogue.tokens[: dialogue.answers[0][0]] for dialogue in asked]
-        timed = speed.measure(self.target.path, folder, self.settings.kind, prompts, self.report.acceptance)
+        timed = speed.of_draft(self.target.path, folder, self.settings.kind, prompts, self.report.acceptance)
         self.report = replace(self.report, speed=timed)
         self.report.write(folder)
 
-    def _reported(self, training: Training, features: Features, held: int, acceptance: Acceptance) -> Report:
+    def _reported(self, training: Training, features: Features, held: int, acceptance: Acceptance) -> StudentReport:
         command, versions = provenance()
-        return Report(
+        return StudentReport(
             kind=self.settings.kind,
             command=command,
             versions=versions,
@@ -253,15 +179,11 @@ class Distillation:
             held_out=held,
             draft_vocabulary=len(training.student.target_ids),
             parameters=sum(p.numel() for p in training.student.parameters()),
-            seconds={stage: round(self._spent(stage), 1) for stage in STAGES},
+            seconds={stage: round(self._clock.spent(stage), 1) for stage in STAGES[:3]},
             steps=training.steps,
             tokens=training.tokens,
             acceptance=acceptance,
-            speed=None,
         )
-
-    def _spent(self, stage: str) -> float:
-        return self._clock.seconds.get(stage, 0.0)
 
 
 class _Alarm:

@@ -10,6 +10,8 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import file_digest
 from pathlib import Path
 
+from outrider.distill.stages import Settings
+from outrider.distill.target import Target
 from outrider.errors import RequestError
 
 WORK = "work"
@@ -57,6 +59,12 @@ class Workplace:
         if corpus is not None:
             shutil.copyfile(corpus, self.corpus)
         noted.write_text(json.dumps({**identity, "corpus": brought}), "utf-8")
+
+    @classmethod
+    def of(cls, settings: Settings, target: Target) -> Workplace:
+        """That of a distillation."""
+        identity = {"target_sha256": target.sha256, "kind": settings.kind, "seed": settings.seed}
+        return cls(settings.folder, resume=settings.resume, corpus=settings.corpus, identity=identity)
 
     @contextmanager
     def held(self) -> Iterator[None]:
