@@ -105,10 +105,10 @@ def test_a_table_of_followers_alone(settings, brought, monkeypatch):
     report = json.loads((settings.folder / "report.json").read_text())
     assert report["kind"] == "followers"
     assert report["answer_tokens"] > 0
-    assert set(report["speed"]["measured"]) == {"suffix, without it", "suffix", "auto"}
+    assert set(report["speed"]["measured"]) == {"suffix, as before", "suffix", "auto"}
     card = (settings.folder / "README.md").read_text()
     assert "table of followers" in card
-    assert "suffix, without it" in card
+    assert "suffix, as before" in card
     assert sorted(path.name for path in settings.folder.iterdir()) == [
         "README.md", "followers.safetensors", "report.json", "work",
     ]  # fmt: skip

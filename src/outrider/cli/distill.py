@@ -74,7 +74,8 @@ def distill(
 ) -> None:  # fmt: skip
     """Train a draft for a model, on this machine, from the model's own texts.
 
-    eagle and model need the extra outrider[distill]. The draft is measured on texts kept out of training, all along.
+    eagle and model need the extra 'distill': pip install 'outrider\\[distill]'. They are measured on texts kept out of
+    training, all along.
     """
     from outrider.distill import Settings, begin
     from outrider.weights import hub

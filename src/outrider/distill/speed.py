@@ -62,9 +62,9 @@ def of_draft(target: Path, draft: Path, kind: str, prompts: Sequence[Sequence[in
 
 
 def of_followers(target: Path, folder: Path, prompts: Sequence[Sequence[int]]) -> Speed:
-    """What a table of followers gains: suffix without the folder's table, with it, and as much of it as pays."""
+    """What a table of followers gains: suffix with what ships for the target, or nothing; with the table; and what pays."""
     before, llm = _llm(target, None, prompts), _llm(target, folder, prompts)
-    ways = {"suffix, without it": (before, "suffix"), "suffix": (llm, "suffix"), "auto": (llm, "auto")}
+    ways = {"suffix, as before": (before, "suffix"), "suffix": (llm, "suffix"), "auto": (llm, "auto")}
     return _compare((llm, "off"), ways, prompts)
 
 
