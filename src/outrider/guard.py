@@ -14,7 +14,7 @@ from outrider.constraints import legal_part
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView, Taps
 from outrider.request import Request
 from outrider.scheduler import Commit, Work
-from outrider.types import EMPTY, ROOT, FloatArray, Proposal
+from outrider.types import DECLINED, EMPTY, ROOT, FloatArray, Proposal
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,8 @@ def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, 
     count = len(proposal.tokens)
     if not count == len(proposal.parents) == len(proposal.estimates) == len(proposal.q):
         return EMPTY, "tokens, parents, estimates and q are not equally long"
+    if not count:
+        return DECLINED if proposal.declined else EMPTY, ""
     fault = f"{count} nodes, {most} are allowed" if count > most else ""
     tokens: list[int] = []
     parents: list[int] = []

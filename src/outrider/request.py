@@ -173,12 +173,14 @@ class Drafting:
     drafted    nodes sent to verification.
     accepted   those of them that were committed.
     drafter    who drafted; "" if nobody did.
+    declined   nothing was drafted because it would not have paid, and not for want of drafts.
     """
 
     allowed: int = 0
     drafted: int = 0
     accepted: int = 0
     drafter: str = ""
+    declined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,8 @@ class Scheduler:
         request.pieces += [piece.text for piece in pieces]
         stats = request.stats
         stats.steps += 1
-        drafting = Drafting(work.most, len(proposal), min(len(run.path), len(committed)), proposal.drafter)
+        accepted = min(len(run.path), len(committed))
+        drafting = Drafting(work.most, len(proposal), accepted, proposal.drafter, proposal.declined)
         stats.drafted += drafting.drafted
         stats.accepted += drafting.accepted
         if proposal and proposal.drafter not in request.drafters:

@@ -34,6 +34,7 @@ class Proposal:
     estimates  per node, the estimated probability that it is accepted given that its parent was.
     q          per node, the very distribution it was drawn from (float64, [vocabulary]); None where it was not
                drawn but chosen (one-hot).
+    declined   it is empty because drafts would not have paid, and not for want of any.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,6 +42,7 @@ class Proposal:
     drafter: str = ""
     estimates: tuple[float, ...] = ()
     q: tuple[DoubleArray | None, ...] = ()
+    declined: bool = False
 
     @classmethod
     def chain(
@@ -97,6 +99,7 @@ class Proposal:
 
 
 EMPTY = Proposal()
+DECLINED = Proposal(declined=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from outrider.policy.controller import Controller
 from outrider.policy.costs import FREE, Costs
 from outrider.sampling import SamplingParams
 from outrider.speculation import AUTO, Speculation
-from outrider.types import EMPTY, ROOT, Proposal
+from outrider.types import DECLINED, EMPTY, ROOT, Proposal
 
 CHEAP = Costs((1, 2), (0,), ((1.0, 1.001),))
 DEAR = Costs((1, 2), (0,), ((1.0, 2.5),))
@@ -117,7 +117,7 @@ def test_a_chain_is_cut_where_the_next_row_no_longer_pays() -> None:
     costs = Costs((1, 2, 5), (0,), ((1.0, 1.1, 1.4),))
     assert started(drafter, costs=costs).propose([request(1)])[0].tokens == (5, 6)
     assert started(drafter, costs=CHEAP).propose([request(1)])[0].tokens == (5, 6, 7, 8)
-    assert started(drafter, costs=DEAR).propose([request(1)]) == [EMPTY]
+    assert started(drafter, costs=DEAR).propose([request(1)]) == [DECLINED]
 
 
 def test_of_a_tree_the_best_nodes_are_kept_with_their_ancestors() -> None:
@@ -134,7 +134,7 @@ def test_nothing_is_risked_at_first_where_rows_cost_something() -> None:
     controller = Controller([Scripted("it", {1: [5]})], Costs((1, 2), (0,), ((1.0, 1.2),)))
     controller.begin(request(1))
     controller.observe(observation(1))
-    assert controller.propose([request(1)]) == [EMPTY]
+    assert controller.propose([request(1)]) == [DECLINED]
 
 
 def test_a_piece_of_a_prompt_is_no_step() -> None:
@@ -268,3 +268,24 @@ def test_a_new_request_starts_with_all_drafters() -> None:
 
 def test_without_drafters_it_is_plain_decoding() -> None:
     assert started().propose([request(1)]) == [EMPTY]
+
+
+def test_no_draft_is_told_from_one_that_would_not_pay() -> None:
+    """The former is nobody's fault; the latter is what was offered and cut, or not asked for at all."""
+    assert started(Scripted("silent", {}), costs=DEAR).propose([request(1)]) == [EMPTY]
+    three = Speculation.parse("silent:3")
+    planned = started(Scripted("silent", {}, cost=0.1), speculation=three)
+    assert planned.propose([request(1, speculation=three)]) == [EMPTY]
+    assert started(Scripted("cheap", {1: [5]}), costs=DEAR).propose([request(1)]) == [DECLINED]
+    dear = Scripted("dear", {1: [5]}, cost=5)
+    assert started(dear, costs=CHEAP).propose([request(1)]) == [DECLINED]
+    assert not dear.mosts
+    seldom = Scripted("seldom", {})
+    controller, answers = started(seldom, costs=CHEAP), []
+    for _ in range(400):
+        asked = len(seldom.mosts)
+        (answer,) = controller.propose([request(1)])
+        answers.append((len(seldom.mosts) > asked, answer.declined))
+        controller.observe(observation(1))
+    assert set(answers) == {(True, False), (False, True)}
+    assert started(Scripted("switched off", {1: [5]}, "begin"), costs=DEAR).propose([request(1)]) == [EMPTY]

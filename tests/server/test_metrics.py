@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from outrider.types import EMPTY
+from outrider.types import DECLINED, EMPTY
 from tests.scripted import accepted, script
 
 VOCABULARY, END = 269, 268
@@ -63,7 +63,7 @@ def test_what_counts_as_drafted_was_sent_to_verification(counted):
     assert added['spec_decode_num_drafts_total{drafter="scripted"}'] == 3
     assert added['spec_decode_num_accepted_tokens_total{drafter="scripted"}'] == 3
     assert added['spec_decode_num_accepted_tokens_per_pos_total{position="0"}'] == 3
-    assert added['spec_decode_num_skipped_total{reason="nothing_worthwhile"}'] >= 1
+    assert added['spec_decode_num_skipped_total{reason="nothing_proposed"}'] >= 1
 
 
 def test_drafts_past_the_end_of_a_text_are_not_accepted(counted):
@@ -79,6 +79,18 @@ def test_a_request_that_wants_no_drafts_is_skipped_for_that_reason(counted):
     added = counted(TEXT, accepted(TEXT, lambda request: 3, 3), max_tokens=10, speculation="off")
     assert added['spec_decode_num_skipped_total{reason="off"}'] == 10
     assert not any("draft" in name for name in added)
+
+
+def test_drafts_that_are_not_there_are_told_from_those_that_would_not_pay(counted):
+    """What a policy cuts as a whole, and what it does not ask for, is no want of drafts."""
+    answers = iter([EMPTY, DECLINED, EMPTY, DECLINED, DECLINED])
+    added = counted(TEXT, lambda request: next(answers, EMPTY), max_tokens=7)
+    skipped = {name: value for name, value in added.items() if "skipped" in name}
+    assert skipped == {
+        'spec_decode_num_skipped_total{reason="no_room"}': 2,  # the first token and the last
+        'spec_decode_num_skipped_total{reason="nothing_proposed"}': 2,
+        'spec_decode_num_skipped_total{reason="would_not_pay"}': 3,
+    }
 
 
 def test_times_are_taken_once_for_each_text(counted):

@@ -15,7 +15,7 @@ from outrider.policy.allocate import allocate
 from outrider.policy.calibration import Acceptance, Calibration
 from outrider.policy.ledger import Ledger
 from outrider.policy.prices import Prices
-from outrider.types import EMPTY, ROOT, Proposal
+from outrider.types import DECLINED, EMPTY, ROOT, Proposal
 
 _CONTEXTS = 64  # costs are looked up for multiples of so many tokens
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
@@ -169,16 +169,19 @@ class Decision:
         self._share = plain / count  # of a plain step, in one-row passes
         self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
         self._rooms = [text.ledger.room * self._share for text in texts]
-        self._listening = [
-            i
-            for i, (request, text) in enumerate(zip(requests, texts, strict=True))
-            if request.speculation.length is not None or text.listens()
-        ]
+        self._listening: list[int] = []
+        self._deaf: list[int] = []
+        for i, (request, text) in enumerate(zip(requests, texts, strict=True)):
+            listens = request.speculation.length is not None or text.listens()
+            (self._listening if listens else self._deaf).append(i)
         self._offers: list[Offer | None] = [None] * count
         self._values = [0.0] * count
+        self._declined = [False] * count  # somebody had something, or was not asked as it would not have paid
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
+        for i in self._deaf:
+            self._declined[i] = self._declined[i] or self._wants(i, drafter)
         return [i for i in self._listening if self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
@@ -204,7 +207,9 @@ class Decision:
                 value -= self._reading(i, drafter, added[most])
                 best = max(best, (value, drafter, most), key=itemgetter(0))
             _, chosen, most = best
-            if chosen is not None:
+            if chosen is None:
+                self._declined[i] = self._declined[i] or any(self._wants(i, drafter) for drafter in drafters)
+            else:
                 plans.setdefault(chosen, {})[i] = most
                 text = self._texts[i]
                 text.read(chosen, len(request.tokens), self._unread(i, chosen) / self._share)
@@ -220,6 +225,7 @@ class Decision:
         drawn = request.params.rule in _DRAWING and any(q is not None for q in proposal.q)
         if not proposal or (drawn and not planned):
             return
+        self._declined[place] = True
         proposal = proposal.cut(request.most)
         if not planned:
             self._texts[place].hear(drafter, proposal)
@@ -240,8 +246,9 @@ class Decision:
     def proposals(self) -> list[Proposal]:
         """The best offer of each request, cut to what pays; the texts are told what that costs."""
         offers = self._offers
+        nothing = [DECLINED if declined else EMPTY for declined in self._declined]
         if not any(offers):
-            return [EMPTY] * len(offers)
+            return nothing
         whole = [len(offer.proposal) if offer and offer.whole else 0 for offer in offers]
         added, fixed = self._added, sum(whole)
         if fixed:
@@ -250,9 +257,9 @@ class Decision:
         rows = fixed + sum(counts)
         each = self._added[rows] / rows if rows else 0.0
         proposals = []
-        for offer, kept, extra, text in zip(offers, whole, counts, self._texts, strict=True):
+        for offer, kept, extra, text, empty in zip(offers, whole, counts, self._texts, nothing, strict=True):
             count = kept + extra
-            proposals.append(offer.proposal.keep(offer.order[:count]) if offer and count else EMPTY)
+            proposals.append(offer.proposal.keep(offer.order[:count]) if offer and count else empty)
             if offer:
                 text.draft(offer.drafter, (count * each + offer.price) / self._share)
         return proposals

@@ -93,10 +93,8 @@ class Metrics:
             self._accepted.labels(drafting.drafter).inc(drafting.accepted)
             for position in range(drafting.accepted):
                 self._positions.labels(str(position)).inc()
-        elif emitted.request.speculation.length == 0:
-            self._skipped.labels("off").inc()
         else:
-            self._skipped.labels("nothing_worthwhile" if drafting.allowed else "no_room").inc()
+            self._skipped.labels(_why_not(emitted)).inc()
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"outrider:{name}", help, labels, registry=self._registry)
@@ -106,3 +104,12 @@ class Metrics:
 
     def _gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
         Gauge(f"outrider:{name}", help, registry=self._registry).set_function(value)
+
+
+def _why_not(emitted: Emitted) -> str:
+    """Why a step drafted nothing."""
+    if emitted.request.speculation.length == 0:
+        return "off"
+    if not emitted.drafting.allowed:
+        return "no_room"
+    return "would_not_pay" if emitted.drafting.declined else "nothing_proposed"
