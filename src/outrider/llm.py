@@ -255,6 +255,7 @@ class LLM:
         Raises RequestError if the prompt is neither text, token ids, nor messages, if the schema cannot be used, or if
         it could never run.
         """
+        self._refuse_long(prediction, "prediction")
         expected = self.tokenizer.encode(prediction, add_special_tokens=False) if prediction else []
         request = Request(
             self.encode(prompt),
@@ -269,8 +270,9 @@ class LLM:
         return request
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt."""
+        """The token ids of a prompt. Raises RequestError, also for a text that cannot fit into the context."""
         if isinstance(prompt, str):
+            self._refuse_long(prompt, "prompt")
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, int) or not hasattr(prompt, "__len__"):
             raise RequestError(
@@ -278,7 +280,7 @@ class LLM:
             )
         messages = [item for item in prompt if isinstance(item, dict)]
         if len(messages) == len(prompt) > 0:
-            return self.tokenizer.encode_chat(messages)
+            return self.encode(self.tokenizer.render_chat(messages))
         try:
             if any(isinstance(item, bool) for item in prompt):
                 raise TypeError
@@ -320,6 +322,15 @@ class LLM:
     def cancel(self, request: Request) -> None:
         """End a request before its next step, as "cancelled"; also from another thread, or from a signal handler."""
         self.engine.cancel(request)
+
+    def _refuse_long(self, text: str, field: str) -> None:
+        """Raises RequestError for a text that the context cannot hold, before it is read, which could take seconds."""
+        if (fewest := self.tokenizer.fewest(text)) >= self.context_length:
+            raise RequestError(
+                f"the {field} has {fewest} tokens or more; the context of {self.context_length} leaves room for at "
+                f"most {self.context_length - 1} and one token of output",
+                field if field == "prediction" else None,
+            )
 
     def _speculation(self, text: str) -> Speculation:
         """Raises RequestError for what is not possible."""

@@ -158,6 +158,26 @@ def test_a_prompt_that_cannot_run_is_refused(server, prompt, reason):
 
 
 @pytest.mark.parametrize(
+    ("where", "fields", "name"),
+    [
+        ("/v1/completions", {"prompt": "word " * 800_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["Hi", "word " * 800_000]}, "prompt"),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "word " * 800_000}]}, "prompt"),
+        ("/v1/chat/completions", CHAT | {"prediction": {"type": "content", "content": "x" * 4_000_000}}, "prediction"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_read(server, monkeypatch, where, fields, name):
+    """A text of 4 MB would keep the tokenizer, and all who wait for it, busy for seconds."""
+    tokenizer, read = server.llm.tokenizer, []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **options: read.append(text) or encode(text, **options))
+    error = refused(server.post(where, **fields))
+    assert f"the {name} has 30" in error["message"], "4 MB of at most 13 bytes a token"
+    assert "4096" in error["message"]
+    assert max(map(len, read), default=0) < 1000
+
+
+@pytest.mark.parametrize(
     "content",
     [b"", b"{", b"nonsense", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"messages": [' + b"[" * 100_000,
      b'{"n": ' + b"1" * 5000 + b"}", b'{"a": "' + b"\xc3" + b'"}'],

@@ -92,7 +92,6 @@ def test_a_conversation_is_rendered_in_the_models_format(default_tokenizer: Toke
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert default_tokenizer.encode_chat([{"role": "user", "content": "Hi"}]) == default_tokenizer.encode(prompt)
 
 
 def test_loading_and_encoding_are_fast(default_metadata: Mapping[str, object]) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import ModelFileError, RequestError, UnsupportedModelError
 from outrider.tokenizer import Tokenizer
+from outrider.tokenizer.bpe import BYTE_OF
 from tests.tokenizer.small import BOS, END, THINK, UNUSED, metadata
 
 
@@ -41,6 +42,37 @@ def test_decoding_gives_the_text_back(text: str) -> None:
 
 
 TINY = tokenizer()
+
+
+@given(st.lists(st.sampled_from(["hello", "he", "ll", "<|im_start|>", "<think>", "é!", "\0", "世"])).map("".join))
+def test_a_text_never_has_fewer_tokens_than_its_bytes_say(text: str) -> None:
+    assert TINY.fewest(text) <= len(TINY.encode(text))
+
+
+def test_the_longest_token_is_known() -> None:
+    """Here the 13 letters of `<|endoftext|>`: it may be written in a text."""
+    assert [TINY.fewest("x" * count) for count in (0, 1, 13, 14, 2600)] == [0, 1, 1, 2, 200]
+    words = metadata()["tokenizer.ggml.tokens"]
+    assert isinstance(words, list)
+    longer = tokenizer(tokens=[*words, "é" * 20], token_type=[1] * (len(words) + 1))
+    assert longer.fewest("x" * 21) == 2, "é stands for one byte there"
+
+
+def test_bytes_that_the_vocabulary_lacks_do_not_count() -> None:
+    """They are dropped, so a text may hold any number of them."""
+    words = metadata()["tokenizer.ggml.tokens"]
+    assert isinstance(words, list)
+    letter = next(letter for letter, byte in BYTE_OF.items() if byte == 4)
+    changed = ["[nothing]" if word == letter else word for word in words]
+    lacking = tokenizer(tokens=changed)
+    assert lacking.encode("\x04" * 1000 + "h") == [ord("h")]
+    assert lacking.fewest("\x04" * 1000 + "h") == 1
+
+
+def test_what_normal_form_c_composes_counts_a_quarter() -> None:
+    text = "\u1fbe\u0308\u0301" * 100
+    composing = tokenizer(pre="qwen2", add_bos_token=False)
+    assert composing.fewest(text) <= len(composing.encode(text)) == 200
 
 
 def test_control_tokens_decode_to_nothing_and_user_defined_ones_to_themselves() -> None:
@@ -86,7 +118,7 @@ def test_llama_3_files_that_do_not_say_want_bos() -> None:
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"])
 def test_bos_is_not_doubled_by_the_chat_template(template: str) -> None:
     chat = tokenizer(add_bos_token=True, chat_template=template)
-    assert chat.encode_chat([{"role": "user", "content": "h"}]) == [BOS, ord("h")]
+    assert chat.encode(chat.render_chat([{"role": "user", "content": "h"}])) == [BOS, ord("h")]
 
 
 def test_ends_of_turn_are_the_files_own_and_those_known_by_name() -> None:
@@ -162,4 +194,4 @@ def test_a_missing_chat_template_matters_only_for_chat() -> None:
     raw = tokenizer(chat_template=None)
     assert raw.encode("h") == [ord("h")]
     with pytest.raises(UnsupportedModelError, match=r"tiny\.gguf: tokenizer\.chat_template is missing"):
-        raw.encode_chat([{"role": "user", "content": "h"}])
+        raw.render_chat([{"role": "user", "content": "h"}])
