@@ -57,6 +57,7 @@ class Engine:
             max_batch=max_batch,
             chunk=chunk,
             max_draft=max_draft,
+            taps=self.drafter.taps,
         )
         self._make_detokeniser = make_detokeniser
         self._debug = debug

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 class DrafterGuard:
     """Leads a drafter through the life of each request; passes on only what is possible, and warns once if it had to.
 
+    taps   whether the drafter reads hidden states of the target.
     known  the requests that the drafter was told of and that are not over, by id.
     """
 
@@ -29,6 +30,7 @@ class DrafterGuard:
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._suspected = False
+        self.taps = drafter.taps
         self.known: dict[int, Request] = {}
 
     def propose(self, batch: Sequence[Work]) -> list[Proposal]:
@@ -93,6 +95,7 @@ class DrafterGuard:
                     prompt_length=len(request.prompt),
                     prediction=request.prediction,
                     speculation=request.speculation,
+                    reuse=request.reuse,
                 )
             )
 
@@ -162,6 +165,7 @@ def _draft_request(work: Work, rows: int) -> DraftRequest:
         prompt_length=len(request.prompt),
         prediction=request.prediction,
         speculation=request.speculation,
+        reuse=request.reuse,
         most=work.most,
         rows=rows,
         forced=tuple(request.constraint.forced()) if request.constraint else (),

@@ -83,6 +83,7 @@ class Scheduler:
     max_batch                        most requests that run together.
     chunk                            rows per step: decoding requests and their drafts first, then prompts.
     max_draft                        most drafted nodes per request and step.
+    taps                             a drafter reads hidden states, which come of positions that are computed.
 
     However small the chunk is, each decoding request gets its row, and the oldest prompt makes progress.
     """
@@ -97,6 +98,7 @@ class Scheduler:
         max_batch: int,
         chunk: int,
         max_draft: int,
+        taps: bool = False,
     ) -> None:
         for name, value, least in (("max_batch", max_batch, 1), ("chunk", chunk, 1), ("max_draft", max_draft, 0)):
             if value < least:
@@ -108,6 +110,7 @@ class Scheduler:
         self.max_batch = max_batch
         self._chunk = chunk
         self._max_draft = max_draft
+        self._taps = taps
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -309,23 +312,29 @@ class Scheduler:
         free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in self.running)
         while self.waiting and len(self.running) < self.max_batch:
             request = self.waiting[0]
-            free -= self._cache.blocks_for(len(request.tokens)) - self._cache.shared(request.reusable[:-2])
+            free -= self._cache.blocks_for(len(request.tokens)) - self._cache.shared(self._adoptable(request))
             if free < 0:
                 break
             self.running.append(self.waiting.popleft())
             self._reuse(request)
 
     def _reuse(self, request: Request) -> None:
-        """Spare a prompt what is known of it.
-
-        Two tokens are left to compute: the last for its logits, and another so that it is a prompt still, and drafts
-        nothing yet. A request thus takes the steps that it would take without the cache, of which a seed's text under
-        rejection and block is a function.
-        """
+        """Spare a prompt what is known of it."""
         if request.uncomputed > 1:
-            found = self._cache.adopt(request.kv, request.reusable[:-2])
+            found = self._cache.adopt(request.kv, self._adoptable(request))
             if not request.stats.preemptions:
                 request.stats.cached += found
+
+    def _adoptable(self, request: Request) -> Sequence[int]:
+        """The tokens whose KV a request takes from others, as far as it is known.
+
+        Two are left to compute: the last for its logits, and another so that it is a prompt still, and drafts nothing
+        yet. A request thus takes the steps that it would take without the cache, of which a seed's text under rejection
+        and block is a function. A head that reads hidden states needs that of the last position before the text
+        departs from what is known: what it makes of it depends on the token after it.
+        """
+        tokens = request.reusable[:-2]
+        return tokens[: max(self._cache.known(tokens) - 1, 0)] if self._taps else tokens
 
     def _fit(self, positions: int, rows: int, free: int) -> tuple[int, int]:
         """How many of `rows` fit after `positions` with `free` more blocks; and how many blocks are free then."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.cache import KVCache
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, DraftRequest
 from outrider.drafters.eagle import EagleDrafter
 from outrider.engine import Engine
 from outrider.heads import DraftHead, load, tap_layers
@@ -22,6 +22,7 @@ from outrider.program import Program
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer.detokeniser import Detokeniser
+from outrider.types import Proposal
 from outrider.weights.gguf import GGUF
 from outrider.weights.tensor_types import TensorType
 from outrider.weights.weight import Weight
@@ -116,6 +117,57 @@ def test_requests_that_are_cancelled_leave_nothing(target: tuple[NativeModel, Re
     drain(run)
     assert not drafter._texts
     assert drafter._cache.pool.free == drafter._cache.pool.size
+
+
+class Diary(EagleDrafter):
+    """Notes each proposal, and where the head's view of the text begins."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head, LAYERS, positions=1024)
+        self.notes: list[tuple[int, Proposal]] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        proposals = super().propose(requests)
+        self.notes += [(self._texts[r.id].origin, p) for r, p in zip(requests, proposals, strict=True)]
+        return proposals
+
+
+def converse(run: Engine, params: SamplingParams, reuse: bool = True) -> list[list[int]]:
+    """Four turns, each going on from the text of the one before, or from some place in it."""
+    outputs, prompt = [], [int(t) for t in np.random.default_rng(3).integers(0, 256, 45)]
+    for turn in range(4):
+        request = Request(prompt, params, reuse=reuse)
+        run.submit(request)
+        drain(run)
+        outputs.append(request.output)
+        prompt = [*request.tokens[: len(request.tokens) - turn % 2 * 7], *range(turn, turn + 9)]
+    return outputs
+
+
+@pytest.mark.parametrize("params", [GREEDY[0], SEEDED[4]], ids=["greedy", "coupled"])
+def test_a_conversation_is_drafted_for_as_if_nothing_were_known(
+    target: tuple[NativeModel, Recorded], head: DraftHead, params: SamplingParams
+) -> None:
+    """The texts are the plain ones, and each proposal is that of a drafter that computes everything."""
+    model, _ = target
+    warm, cold = Diary(head), Diary(head)
+    texts = converse(engine(model, warm), params)
+    assert texts == converse(engine(model, cold), params, reuse=False)
+    assert texts == converse(engine(model, None), params)
+    assert warm.notes == cold.notes
+    assert {origin for origin, _ in warm.notes} == {0}
+    assert sum(len(proposal) for _, proposal in warm.notes) > 100
+    assert warm._cache.pool.idle > cold._cache.pool.idle == 0
+
+
+def test_a_conversation_loses_the_head_if_the_target_tells_it_too_little(
+    target: tuple[NativeModel, Recorded], head: DraftHead
+) -> None:
+    """Negative control: without the hidden states of the last common position the head cannot go on from there."""
+    drafter = Diary(head)
+    drafter.taps = False
+    converse(engine(target[0], drafter), GREEDY[0])
+    assert {origin for origin, _ in drafter.notes} != {0}
 
 
 def cycle(token: int) -> int:

@@ -157,6 +157,14 @@ class KVCache:
             self.pool.give_back(sequence.blocks[kept:])
             del sequence.blocks[kept:]
 
+    def known(self, keys: Sequence[Key]) -> int:
+        """How many of its first positions a new sequence with these keys would adopt."""
+        node, count = self.prefixes.root, 0
+        while child := self.prefixes.after(node, keys, count):
+            node, count = child, count + 1
+        start = count * BLOCK
+        return start + self.prefixes.nearest(node, keys[start : start + BLOCK])[1]
+
     def shared(self, keys: Sequence[Key]) -> int:
         """How many blocks that are held by some sequence a new one that begins with these keys would share."""
         node, count = self.prefixes.root, 0

@@ -24,6 +24,7 @@ class RequestView:
     prompt_length  how many of them are the prompt.
     prediction     tokens that the caller expects as output; mostly ().
     speculation    what it says about drafting; a policy heeds it, the drafters themselves need not.
+    reuse          whether what is computed for it may be kept for others, and what others have left be used for it.
     """
 
     id: int
@@ -31,6 +32,7 @@ class RequestView:
     prompt_length: int
     prediction: tuple[int, ...] = ()
     speculation: Speculation = AUTO
+    reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,9 @@ class Taps:
             to be kept.
 
     They come in order, up to the last committed token but one. There are none for positions whose KV was in the prefix
-    cache: where `start` is past the positions that are known, those between were not computed. What a drafter keeps of
-    them it can keep for others as well: a `KVCache` of its own adopts and remembers by whatever its KV depends on, for
-    an EAGLE head pairs of a token and the next. After a preemption positions may come again, with the same numbers.
+    cache: where `start` is past the positions that are known, those between were not computed. The last of those that
+    two texts have in common always is, since what a head makes of it depends on the token after it. After a preemption
+    positions may come again, with the same numbers.
     """
 
     start: int
@@ -91,6 +93,7 @@ class Drafter(Protocol):
     cost      time of one drafted token, in one-row passes of the target. With 0 it is free: a policy asks it first, and
               cuts what it gets.
     draws     whether nodes may be drawn (have a q). Their number is then fixed before it is asked, see `propose`.
+    taps      whether it reads hidden states of the target, see `Taps`.
     expected  acceptance at each depth in an average text, the last one for all deeper ones: what a policy believes of a
               drafter that is not free, or that draws, before it is asked.
     """
@@ -98,6 +101,7 @@ class Drafter(Protocol):
     name: str
     cost: float = 0.0
     draws: bool = False
+    taps: bool = False
     expected: Sequence[float] = (0.6,)
 
     def begin(self, request: RequestView) -> None:

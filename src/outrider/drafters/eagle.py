@@ -1,7 +1,9 @@
 """An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) that drafts chains for all requests at once, a pass per depth.
 
 The head's KV of committed tokens rests on the target's own hidden states: each proposal begins with a pass over the
-positions that the target has computed since the last one; what was drafted beyond them is thrown away again.
+positions that the target has computed since the last one; what was drafted beyond them is thrown away again. An entry
+is a function of the text up to the next token, so texts that begin alike share theirs: they are known by pairs of a
+token and the next.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,9 @@ CATCH_UP = 512
 """Most committed positions that the head reads in one step, of all requests together: a long prompt takes several."""
 
 _FEW = 32  # rows of taps that a request keeps room for
+
+_LEFT = 16
+"""Most positions that are read when a text is over, for the sake of those that go on from it."""
 
 
 def load(path: Path, target: NativeModel, embedding: Weight, *, positions: int) -> EagleDrafter:
@@ -52,6 +58,7 @@ class EagleDrafter(Drafter):
 
     name = "eagle"
     draws = True
+    taps = True
 
     def __init__(
         self, head: DraftHead, layers: Sequence[int], *, positions: int, k: int = 5, cost: float = 0.0
@@ -66,7 +73,7 @@ class EagleDrafter(Drafter):
         self._texts: dict[int, _Text] = {}
 
     def begin(self, request: RequestView) -> None:
-        self._texts[request.id] = _Text(3 * self._head.config.target_hidden)
+        self._texts[request.id] = _Text(3 * self._head.config.target_hidden, request)
 
     def observe(self, observation: Observation) -> None:
         text = self._texts[observation.id]
@@ -74,7 +81,7 @@ class EagleDrafter(Drafter):
         if taps is None or text.outgrown:
             return
         if taps.start > text.origin + text.known:  # those between were in the target's prefix cache
-            self._cache.release(text.entries)
+            self._cache.release(text.entries, text.keys)
             text.restart(taps.start)
         text.add(taps, self._layers, self._head.config.context)
 
@@ -87,6 +94,7 @@ class EagleDrafter(Drafter):
             for chain in chains:
                 chain.text.entries.length = chain.text.computed
                 self._cache.trim(chain.text.entries)
+                self._cache.remember(chain.text.entries, chain.text.keys)
         for chain in chains:
             if chain.tokens:
                 proposals[chain.place] = Proposal.chain(chain.tokens, self.name, chain.estimates, chain.q)
@@ -94,20 +102,26 @@ class EagleDrafter(Drafter):
 
     def end(self, request_id: int) -> None:
         text = self._texts.pop(request_id, None)
-        if text is not None:
-            self._cache.release(text.entries)
+        if text is None:
+            return
+        try:
+            self._read_rest(text)
+        finally:
+            self._cache.release(text.entries, text.keys)
 
     def _chains(self, requests: Sequence[DraftRequest]) -> list[_Chain]:
         """The requests that the head works on in this step, each with as many of its unread positions as have room."""
         chains = []
         for place, request in enumerate(requests):
             text = self._texts[request.id]
+            if text.new and request.most > 0:
+                self._adopt(text)
             entries = len(request.tokens) - 1 - text.origin  # the last one tells the first drafted token
             k = min(self._k, request.most, self._head.config.context - entries + 1)
             if k >= 1 and text.known == entries:
                 chains.append(_Chain(place, request, text, k, text.known - text.computed))
             elif k < 1 <= request.most and not text.outgrown:
-                self._cache.release(text.entries)
+                self._cache.release(text.entries, text.keys)
                 text.restart(text.origin)
                 text.outgrown = True
                 self.skipped["context"] += 1
@@ -129,12 +143,7 @@ class EagleDrafter(Drafter):
     def _draft(self, chains: Sequence[_Chain]) -> None:
         if not chains:
             return
-        rows = self._cache.reserve([chain.unread() for chain in chains], [EMPTY] * len(chains))
-        taps = [chain.text.unread(chain.rows) for chain in chains]
-        fused = self._head.fuse(rows, self._cache, taps[0] if len(taps) == 1 else np.concatenate(taps))
-        logits, hidden = self._head.forward(rows, self._cache, fused)
-        for chain in chains:
-            chain.text.read(chain.rows)
+        logits, hidden = self._read([chain.text for chain in chains], [chain.unread() for chain in chains])
         ready = [chain for chain in chains if chain.text.computed == chain.text.known]
         if len(ready) < len(chains):
             self.skipped["catching up"] += len(chains) - len(ready)
@@ -147,6 +156,39 @@ class EagleDrafter(Drafter):
             logits, hidden = self._head.forward(rows, self._cache, hidden[drafted])
             for chain in ready:
                 chain.text.entries.length += 1
+
+    def _adopt(self, text: _Text) -> None:
+        """Give a text that is new to the head the entries that others have left, if it then begins where the text does.
+
+        The last one is computed in any case, for the sake of its logits.
+        """
+        text.new = False
+        reach = text.origin + text.known
+        if not text.reuse or reach > self._head.config.context:
+            return
+        found = self._cache.adopt(text.entries, list(pairwise(text.tokens[:reach])))
+        if found >= text.origin:
+            text.join(found)
+        else:
+            self._cache.release(text.entries)
+
+    def _read(self, texts: Sequence[_Text], stretches: Sequence[_Stretch]) -> tuple[FloatArray, FloatArray]:
+        """Compute the entries of the next unread positions of some texts; gives what `DraftHead.forward` does."""
+        rows = self._cache.reserve(stretches, [EMPTY] * len(stretches))
+        taps = [text.unread(len(stretch.tokens)) for text, stretch in zip(texts, stretches, strict=True)]
+        fused = self._head.fuse(rows, self._cache, taps[0] if len(taps) == 1 else np.concatenate(taps))
+        output = self._head.forward(rows, self._cache, fused)
+        for text, stretch in zip(texts, stretches, strict=True):
+            text.read(len(stretch.tokens))
+        return output
+
+    def _read_rest(self, text: _Text) -> None:
+        """Read the last few positions of a text that is over, if the head has drafted for it: the next turn of a
+        conversation begins with them, and the target will not compute them again."""
+        end = min(text.known, len(text.tokens) - 1)
+        rest = text.tokens[text.computed + 1 : end + 1]
+        if text.keys and 0 < len(rest) <= _LEFT and self._cache.missing(text.entries, end) <= self._cache.pool.free:
+            self._read([text], [_Stretch(text.entries, rest, False)])
 
     def _extend(self, chain: _Chain, logits: FloatArray) -> bool:
         """Add the next token to a chain; False if these logits give none.
@@ -194,17 +236,27 @@ class EagleDrafter(Drafter):
 class _Text:
     """What the drafter holds of a request.
 
+    tokens    the request's own; `reuse` as it says.
     origin    the position of entry 0: what comes before it, the head does not see. Rotary positions are relative, so
               entries count from 0.
     entries   the head's KV, during a proposal with that of drafted tokens.
     computed  entries that rest on the target's hidden states.
     known     how many could: positions from the origin on whose hidden states came.
+    keys      what the computed ones depend on, if others may have them: those of the whole text.
+    new       nothing is computed, and what others have left was not looked at.
     """
 
-    __slots__ = ("_first", "_taps", "computed", "entries", "history", "known", "origin", "outgrown")
+    __slots__ = (
+        "_first", "_taps", "computed", "entries", "history", "keys", "known", "new", "origin", "outgrown", "reuse",
+        "tokens",
+    )  # fmt: skip
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, request: RequestView) -> None:
+        self.tokens = request.tokens
+        self.reuse = request.reuse
         self.entries = KVSequence()
+        self.keys: list[tuple[int, int]] = []
+        self.new = True
         self.origin = self.computed = self.known = 0
         self.outgrown = False
         self.history: History | None = None
@@ -235,6 +287,9 @@ class _Text:
     def read(self, rows: int) -> None:
         """So many positions more have entries."""
         self.computed += rows
+        if self.reuse and not self.origin:
+            begin, end = len(self.keys), self.computed
+            self.keys += zip(self.tokens[begin:end], self.tokens[begin + 1 : end + 1], strict=True)
         self.entries.length = self.computed
         self._first += rows
         if self.computed == self.known:
@@ -242,8 +297,16 @@ class _Text:
             if len(self._taps) > 8 * _FEW:
                 self._taps = np.empty((_FEW, self._taps.shape[1]), np.float32)
 
+    def join(self, entries: int) -> None:
+        """So many entries of the whole text are there: those before the origin, and some whose taps are not needed."""
+        begin, self.origin = self.origin, 0
+        self.computed, self.known = begin, begin + self.known
+        self.read(entries - begin)
+
     def restart(self, origin: int) -> None:
         """Forget all: the head sees the text from that position on."""
+        self.new = True
+        self.keys.clear()
         self.origin = origin
         self.computed = self.known = self._first = 0
         self._taps = np.empty((_FEW, self._taps.shape[1]), np.float32)

@@ -1,7 +1,7 @@
 """Draft and target (Leviathan et al. 2023, arXiv 2211.17192): a smaller model with the same vocabulary writes ahead.
 
 It has a KV cache of its own. Between steps that holds the committed text and what was drafted last; what of that came
-true is kept, so that each pass computes only tokens that are new to it.
+true is kept, so that each pass computes only tokens that are new to it. Texts that begin alike share it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,14 @@ def load(path: Path, target: NativeModel, tokenizer: Tokenizer, *, positions: in
 
 @dataclass(slots=True)
 class _Text:
-    """What the draft model has computed of one request: committed tokens, then `tail`, the last that it drafted."""
+    """What the draft model has computed of one request: committed tokens, then `tail`, the last that it drafted.
+
+    keys  the committed tokens, if others may have what is computed of them.
+    """
 
     history: History
+    tokens: Sequence[int]
+    keys: Sequence[int]
     kv: KVSequence = field(default_factory=KVSequence)
     tail: list[int] = field(default_factory=list)
     stopped: bool = False
@@ -116,8 +121,7 @@ class ModelDrafter(Drafter):
     ) -> None:
         """A drafter of such a model.
 
-        cache       its own; nothing else may use it. Where it is full, texts that are not asked for lose their place
-                    and are computed again.
+        cache       its own; nothing else may use it. Where it is full, texts that are not asked for lose their place.
         vocabulary  number of the target's logits, which every q has.
         shared      ids below it mean the same to both models, others are never drafted; None: all that both have.
         eos_ids     tokens that end a text, which min_tokens keeps away.
@@ -154,7 +158,7 @@ class ModelDrafter(Drafter):
 
     def end(self, request_id: int) -> None:
         if text := self._texts.pop(request_id, None):
-            self._cache.release(text.kv)
+            self._let_go(text)
 
     def _start(self, request: DraftRequest) -> _Chain:
         """An empty chain, for a text of which all that is computed is committed."""
@@ -163,9 +167,23 @@ class ModelDrafter(Drafter):
             stop_ids = frozenset(request.params.stop_token_ids)
             stop_ids |= frozenset() if request.params.ignore_eos else self._eos_ids
             allowed = allowed_mask(request.params, self._vocabulary)
-            text = _Text(History(request.tokens, request.prompt_length, stop_ids, allowed))
+            history = History(request.tokens, request.prompt_length, stop_ids, allowed)
+            text = _Text(history, request.tokens, request.tokens if request.reuse else ())
             self._texts[request.id] = text
-        tokens = request.tokens
+        self._keep(text)
+        room = self._model.context_length - len(request.tokens) + 1
+        if room > 0 and not text.kv.length:
+            self._cache.adopt(text.kv, text.keys[:-1])
+        if room <= 0 and not text.stopped:
+            text.stopped = True
+            self.stopped["context"] += 1
+            self._let_go(text)
+            log.info("request %d outgrew the draft model's context (%d)", request.id, self._model.context_length)
+        return _Chain(request, text, min(self._k, request.most, room))
+
+    def _keep(self, text: _Text) -> None:
+        """Keep of what is computed what is committed by now, and let others know of it."""
+        tokens = text.tokens
         kept = text.kv.length - len(text.tail)
         for token in text.tail:
             if kept == len(tokens) or tokens[kept] != token:
@@ -174,13 +192,12 @@ class ModelDrafter(Drafter):
         # The last committed token is computed anew even if it was drafted: its logits are needed.
         self._cache.commit(text.kv, min(kept, len(tokens) - 1), ())
         text.tail.clear()
-        room = self._model.context_length - len(tokens) + 1
-        if room <= 0 and not text.stopped:
-            text.stopped = True
-            self.stopped["context"] += 1
-            self._cache.release(text.kv)
-            log.info("request %d outgrew the draft model's context (%d)", request.id, self._model.context_length)
-        return _Chain(request, text, min(self._k, request.most, room))
+        self._cache.remember(text.kv, text.keys)
+
+    def _let_go(self, text: _Text) -> None:
+        """Give back the KV of a text; it stays as long as there is room."""
+        self._keep(text)
+        self._cache.release(text.kv, text.keys)
 
     def _make_room(self, chains: list[_Chain]) -> None:
         """Free the KV of texts that are not asked for, longest first, and then drop chains, until the rest fits."""
@@ -191,13 +208,11 @@ class ModelDrafter(Drafter):
         asked = {id(chain.text) for chain in chains}
         others = sorted((t for t in self._texts.values() if t and id(t) not in asked), key=lambda t: t.kv.length)
         while others and missing() > self._cache.pool.free:
-            text = others.pop()
-            self._cache.release(text.kv)
-            text.tail.clear()
+            self._let_go(others.pop())
         while chains and missing() > self._cache.pool.free:
             chain = chains.pop()
             chain.count = 0
-            self._cache.release(chain.text.kv)
+            self._let_go(chain.text)
 
     def _catch_up(self, chains: list[_Chain]) -> list[FloatArray]:
         """Compute committed tokens, `chunk` at most; logits after the last of each chain that got so far.

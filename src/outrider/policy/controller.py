@@ -37,6 +37,7 @@ class Controller(Drafter):
         self._free = [drafter for drafter in drafters if not drafter.cost and not drafter.draws]
         self._planned = [drafter for drafter in drafters if drafter.cost or drafter.draws]
         self._drafters = tuple(drafters)
+        self.taps = any(drafter.taps for drafter in drafters)
         self._prices = Prices(costs, drafters, clock)
         self._prefill = costs.v(_ROWS) / _ROWS
         self._lookup = _LOOKUP / costs.plain(0)
