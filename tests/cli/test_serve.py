@@ -11,7 +11,7 @@ import sys
 import httpx
 import pytest
 
-from outrider.cli.serve import is_loopback
+from outrider.server.guard import is_loopback
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def server(process):
 def test_it_says_what_is_served_and_where(server):
     _, url, line = server()
     assert "tiny.gguf" in line
-    assert "100000 tokens of context, speculation auto (passes of 2, 4, 8 rows" in line
+    assert "100000 tokens of context, speculation auto by grammar, prediction, suffix (passes of 2, 4, 8 rows" in line
     assert url.startswith("http://127.0.0.1:")
     assert httpx.get(f"{url}/health").json()["model"] == "tiny"
     body = {"prompt": "Hello", "max_tokens": 3}
@@ -64,7 +64,7 @@ def test_the_flags_reach_the_server(server):
     assert "500 tokens of context, speculation off" in line
     assert httpx.get(f"{url}/v1/models").status_code == 401
     health = httpx.get(f"{url}/health").json()
-    assert (health["context_length"], health["speculation"]) == (500, "off")
+    assert (health["context_length"], health["speculation"], health["drafters"]) == (500, "off", [])
     headers = {"authorization": "Bearer sesame"}
     body = {"prompt": "Hello", "max_tokens": 400, "n": 2}
     assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 429

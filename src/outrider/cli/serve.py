@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +51,7 @@ def serve(
     """Serve the model to programs that speak OpenAI's API, and a page to try it at /."""
     try:
         from outrider.server import run
+        from outrider.server.guard import is_loopback
         from outrider.server.settings import Settings
     except ImportError as error:
         raise RequestError(f"the server needs more packages ({error.name}): pip install 'outrider[serve]'") from None
@@ -71,20 +71,13 @@ def serve(
         run.Server(llm, settings).run(sockets=[listener])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _described(llm: LLM, url: str) -> str:
     if llm.speculation.length == 0:
         drafting = "speculation off"
     else:
         costs = ", ".join(f"{llm.costs.v(n):.2f}" for n in (2, 4, 8))
-        drafting = f"speculation {llm.speculation} (passes of 2, 4, 8 rows take {costs} times one row's time)"
+        drafters = ", ".join(llm.drafters) + (f" of {llm.draft}" if llm.draft else "")
+        drafting = (
+            f"speculation {llm.speculation} by {drafters} (passes of 2, 4, 8 rows take {costs} times one row's time)"
+        )
     return f"{llm.name} ({llm.path.name}), {llm.context_length} tokens of context, {drafting}: {url}"

@@ -126,6 +126,7 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
             "status": state,
             "model": name,
             "speculation": str(llm.speculation),
+            "drafters": [] if llm.speculation.length == 0 else list(llm.drafters),
             "context_length": llm.context_length,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),

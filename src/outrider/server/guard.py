@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -11,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import APIError
 from outrider.server.settings import MAX_BODY, Settings
-
-_LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 
 class Guard:
@@ -25,7 +24,7 @@ class Guard:
         self._app = app
         self._refused = refused
         self._local = settings.local
-        self._authorization = f"Bearer {settings.api_key}".encode() if settings.api_key is not None else None
+        self._key = None if settings.api_key is None else settings.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,11 +42,11 @@ class Guard:
             await self._app(scope, _bounded(receive), counted)
 
     def _refusal(self, path: str, headers: Headers) -> APIError | None:
-        if self._local and _name(headers.get("host", "")) not in _LOCAL_NAMES:
+        if self._local and not is_loopback(_name(headers.get("host", ""))):
             return APIError(403, "this server answers to localhost and 127.0.0.1 only", code="host_not_allowed")
-        if self._authorization is not None and path.startswith(("/v1/", "/metrics")):
-            given = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._authorization):
+        if self._key is not None and path.startswith(("/v1/", "/metrics")):
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            if not hmac.compare_digest(given.encode("latin-1"), self._key) or scheme.lower() != "bearer":
                 return APIError(
                     401,
                     "the API key is missing or wrong; it is expected as the header authorization: Bearer KEY",
@@ -58,6 +57,16 @@ class Guard:
         if length.isdigit() and int(length) > MAX_BODY:
             return APIError(413, _too_large(), code="body_too_large")
         return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone. Names other than localhost may be anybody's."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _bounded(receive: Receive) -> Receive:
