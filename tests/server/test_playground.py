@@ -1,4 +1,4 @@
-"""The page at /, in a real browser: Chromium without a window, driven by Playwright. Skipped where either is missing."""
+"""The page at /, in a real browser: Chromium without a window, driven by Playwright. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_what_the_server_refuses_is_shown(open_page):
     page.fill("#prompt", "x" * 5000)
     page.press("#prompt", "Enter")
     page.wait_for_selector(".error")
-    assert "the prompt has 50" in page.inner_text(".error")
+    assert "the context of 320 leaves room" in page.inner_text(".error")
 
 
 def test_a_model_that_writes_html_writes_text(open_page, scripted):
@@ -203,6 +203,8 @@ def test_it_fits_a_phone(open_page, width):
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
         assert box["y"] + box["height"] <= 640
+    chat = page.locator("#chat").bounding_box()
+    assert chat["height"] > 640 / 3, "the text has its share of the screen"
     page.tap(f"{TOKENS} >> nth=3")
     tip = page.locator("#tip").bounding_box()
     assert tip["x"] + tip["width"] <= width
