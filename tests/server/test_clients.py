@@ -24,5 +24,16 @@ def test_bodies_of_real_clients_are_answered(server, client, request_):
         assert response.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.parametrize(
+    "capture", [capture for capture in CAPTURES if "refused" in capture], ids=lambda capture: capture["client"]
+)
+def test_what_they_ask_for_in_vain_is_named(server, capture):
+    """Tools are not ignored: whoever sends them is told, and can turn them off."""
+    for request in capture["refused"]:
+        response = server.post(request["path"], **request["body"] | {"model": "tiny"})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == request["param"]
+
+
 def test_there_are_captures():
     assert {capture["client"].split()[0] for capture in CAPTURES} == {"openai", "langchain-openai", "llm", "Open"}
