@@ -62,7 +62,7 @@ def of_draft(target: Path, draft: Path, kind: str, prompts: Sequence[Sequence[in
 
 
 def of_followers(target: Path, folder: Path, prompts: Sequence[Sequence[int]]) -> Speed:
-    """What a table of followers gains: suffix with what ships for the target, if anything; with the table; what pays."""
+    """What a table of followers gains: suffix with what ships for the target, or nothing; with the table; what pays."""
     before, llm = _llm(target, None, prompts), _llm(target, folder, prompts)
     ways = {"suffix, as before": (before, "suffix"), "suffix": (llm, "suffix"), "auto": (llm, "auto")}
     return _compare((llm, "off"), ways, prompts)
