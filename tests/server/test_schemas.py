@@ -157,6 +157,24 @@ def test_a_prompt_that_cannot_run_is_refused(server, prompt, reason):
     assert reason in refused(send(server, "/v1/completions", TEXT | {"prompt": prompt}))["message"]
 
 
+def nested(depth):
+    return {"type": "string"} if depth == 0 else {"type": "array", "items": nested(depth - 1)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [nested(60), nested(90), nested(300), {"type": "string", "minLength": 10**7},
+     {"type": "object", "properties": {f"k{i}": {"type": "integer"} for i in range(2000)}}],
+    ids=range(5),
+)  # fmt: skip
+def test_a_schema_that_is_too_much_is_the_clients_fault(server, schema):
+    """It may be refused, or fail while the text is written; either way the client is told, and nobody else harmed."""
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    response = send(server, "/v1/chat/completions", CHAT | {"response_format": form, "temperature": 0})
+    assert response.status_code in (200, 400), response.text
+    assert server.post(**CHAT).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("where", "fields", "name"),
     [

@@ -66,7 +66,10 @@ class Grammars:
 
     def _compile(self, schema: str) -> llguidance.LLMatcher:
         tokenizer, make = self._for_library, self._library.LLMatcher
-        grammar = make.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+        try:
+            grammar = make.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+        except ValueError as error:  # it is nested too deeply
+            raise RequestError(f"the JSON schema cannot be used: {error}", "json_schema") from error
         matcher: llguidance.LLMatcher = make(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(f"the JSON schema cannot be used: {_reason(matcher)}", "json_schema")

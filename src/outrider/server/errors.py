@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import ModelError, OutriderError, RequestError
+from outrider.errors import ConstraintError, ModelError, OutriderError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ def from_library(error: Exception) -> APIError:
     """What the library raised for one request: its fault (400), or not (500)."""
     if isinstance(error, RequestError):
         return APIError(400, str(error), param="response_format" if error.field == "json_schema" else error.field)
+    if isinstance(error, ConstraintError):  # a schema that is too much for the grammar, or at odds with a bias
+        return APIError(400, str(error), param="response_format")
     if isinstance(error, ModelError):
         return APIError(500, str(error), type="server_error")
     log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
