@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.kernels import _sampling
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, SamplingParams, distribution
+from outrider.sampling import Distribution, SamplingParams, distribution, draw_coupled
 from outrider.types import DoubleArray, FloatArray
 
 SIZES = [1, 2, 7, 31, 32, 33, 64, 500, 511, 513, 5000]
@@ -126,3 +127,69 @@ def test_a_law_of_the_whole_vocabulary_shares_its_ids_but_lets_nobody_write_them
     law = distribution(np.zeros(10, np.float32), SamplingParams(temperature=1.0))
     with pytest.raises(ValueError, match="read-only"):
         law.ids[0] = 3
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, 1 - 1e-9])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("levels", [None, 7])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_numpy(spread: float, levels: int | None, top_p: float) -> None:
+    """So large that a sample tells about where it ends; where laws are peaked, or full of ties, the sample is wrong."""
+    params = SamplingParams(temperature=1.0, top_p=top_p)
+    compared = 0
+    for seed in range(12):
+        logits = row(seed, 20_000 + seed, spread, levels)
+        if seed % 3 == 0:
+            logits[seed] += 12  # one token that holds nearly all, and is in no sample or in all
+        if at_an_edge(reference(logits, SamplingParams(temperature=1.0)), params):
+            continue
+        compared += 1
+        found = distribution(logits, params).dense(len(logits))
+        np.testing.assert_allclose(found, reference(logits, params), rtol=2e-5, atol=1e-30)
+    assert compared or levels or top_p > 0.99
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([1, 7, 32, 33, 500, 5000, 20_000]),
+    st.sampled_from([0.01, 1.0, 4.0, 30.0]),
+    st.sampled_from([None, 1, 3]),
+    st.sampled_from([1e-6, 0.1, 1.0, 3.0, 1e6]),
+    st.sampled_from([0.05, 0.633, 0.9517, 0.99999, 1.0]),
+    st.sampled_from([{}, {"top_k": 5}, {"min_p": 0.05}]),
+)
+def test_a_coupled_draw_is_that_of_the_law_though_it_is_not_computed(
+    seed: int, size: int, spread: float, levels: int | None, temperature: float, top_p: float, others: dict[str, float]
+) -> None:
+    logits = row(seed, size, spread, levels)
+    params = SamplingParams(temperature=temperature, top_p=top_p, **others)  # type: ignore[arg-type]
+    law, maxima = distribution(logits, params), _sampling.maxima(logits)
+    for choice in range(20):
+        noise = Noise(seed, choice)
+        drawn = law.draw_coupled(noise)
+        assert drawn == raced(law, noise)
+        assert draw_coupled(logits, params, noise) == draw_coupled(logits, params, noise, maxima) == drawn
+
+
+def test_coupled_draws_are_not_always_the_most_probable_token() -> None:
+    logits = row(5, 5000, 1.0, None)
+    drawn = {draw_coupled(logits, SamplingParams(temperature=1.0, top_p=0.9), Noise(seed)) for seed in range(50)}
+    assert len(drawn) > 40
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_maxima_are_those_of_numpy_and_none_hides_what_is_no_number(size: int) -> None:
+    logits = row(1, size, 3.0, None)
+    blocks = [logits[start : start + 32] for start in range(0, size, 32)]
+    assert _sampling.maxima(logits).tolist() == [block.max() for block in blocks]
+    for place in {0, size // 2, size - 1}:
+        broken = logits.copy()
+        broken[place] = np.nan
+        found = _sampling.maxima(broken)
+        assert np.isnan(found).nonzero()[0].tolist() == [place // 32]
+        assert np.delete(found, place // 32).tolist() == np.delete([b.max() for b in blocks], place // 32).tolist()
+
+
+def test_maxima_of_another_row_are_refused() -> None:
+    with pytest.raises(ValueError, match="not one per 32"):
+        _sampling.argmax(np.zeros(65, np.float32), np.zeros(2, np.float32))

@@ -6,12 +6,13 @@ numbers (the finaliser of SplitMix64, Steele et al. 2014, used as a counter-base
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from outrider.kernels import _sampling
 from outrider.types import DoubleArray
 
 _MASK = (1 << 64) - 1
@@ -52,7 +53,7 @@ class Noise:
 
     def ahead(self, tokens: int) -> Noise:
         """The noise `tokens` output positions later in the same step."""
-        return replace(self, position=self.position + tokens) if tokens else self
+        return type(self)(self.seed, self.choice, self.position + tokens, self.committed) if tokens else self
 
     def uniform(self, purpose: Purpose, sibling: int = 0) -> float:
         """A number in the open interval (0, 1), keyed by every field, the purpose and the sibling."""
@@ -81,10 +82,7 @@ class Noise:
         return numbers
 
     def _state(self, purpose: Purpose, sibling: int, committed: int) -> int:
-        state = 0
-        for part in (self.seed, self.choice, self.position, purpose, sibling, committed):
-            state = _mix((state ^ (part & _MASK)) + _GOLDEN & _MASK)
-        return state
+        return _sampling.key(self.seed & _MASK, self.choice, self.position, purpose, sibling, committed)
 
 
 def _hash(key: int, numbers: _Ids) -> npt.NDArray[np.uint64]:
@@ -102,9 +100,3 @@ def _open_interval(bits: npt.NDArray[np.uint64]) -> DoubleArray:
     """From the upper 52 of 64 bits, and a half, a number in (0, 1); with 53 bits the largest would round to 1."""
     numbers: DoubleArray = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return numbers
-
-
-def _mix(state: int) -> int:
-    state = (state ^ (state >> 30)) * _FIRST & _MASK
-    state = (state ^ (state >> 27)) * _SECOND & _MASK
-    return state ^ (state >> 31)

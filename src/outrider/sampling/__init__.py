@@ -7,7 +7,7 @@ order they give the law of the next token. `logprobs` describes the raw target, 
 from __future__ import annotations
 
 from outrider.sampling.adjust import History, adjusted, allowed_mask, check_ids, check_possible
-from outrider.sampling.distribution import Distribution, distribution, greedy_token, likeliest
+from outrider.sampling.distribution import Distribution, distribution, draw_coupled, greedy_token, likeliest
 from outrider.sampling.logprobs import Logprobs, log_softmax, logprobs
 from outrider.sampling.params import Rule, SamplingParams
 
@@ -22,6 +22,7 @@ __all__ = [
     "check_ids",
     "check_possible",
     "distribution",
+    "draw_coupled",
     "greedy_token",
     "likeliest",
     "log_softmax",

@@ -38,7 +38,7 @@ class Distribution:
 
     def draw(self, uniform: float) -> int:
         """The token that a number in (0, 1) picks: the inverse of the cumulative distribution."""
-        return int(self.ids[_sampling.pick(self.weights, uniform)])
+        return int(self.ids[_sampling.pick(self.weights, self.total, uniform)])
 
     def draw_coupled(self, noise: Noise) -> int:
         """The token that the law draws at the noise's output position: argmin(E_i / p_i), E_i ~ Exp(1) per token id.
@@ -47,7 +47,7 @@ class Distribution:
         draws the target's token with probability at least (1 - TV) / (1 + TV), at total variation distance TV between
         the two (Daliri et al. 2024, arXiv 2408.07978, Theorem 1).
         """
-        return int(self.ids[_sampling.race(self.ids, self.weights, *noise.keys(Purpose.TARGET))])
+        return _sampling.race(self.ids, self.weights, *noise.keys(Purpose.TARGET))
 
     def dense(self, vocabulary: int) -> DoubleArray:
         """The probabilities of all tokens; float64, [vocabulary]."""
@@ -69,8 +69,9 @@ def greedy_token(logits: FloatArray, maxima: FloatArray | None = None) -> int:
 
 def likeliest(logits: FloatArray) -> tuple[int, float]:
     """The token of `greedy_token`, and its probability at temperature 1. Raises NumericError."""
-    token = greedy_token(logits)
-    return token, 1 / _sampling.law(logits, logits[token], 1.0, 0, 1.0, 0.0)[2]
+    maxima = _sampling.maxima(logits)
+    token = greedy_token(logits, maxima)
+    return token, 1 / _sampling.law(logits, maxima, logits[token], 1.0, 0, 1.0, 0.0)[2]
 
 
 def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray | None = None) -> Distribution:
@@ -79,13 +80,29 @@ def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray 
     logits: float32, [vocabulary], after `adjusted`; left as they are. maxima: as for `greedy_token`. Ties at an edge
     keep the lowest ids. -inf means impossible; raises NumericError for NaN, +inf, or where nothing is possible.
     """
+    if maxima is None:
+        maxima = _sampling.maxima(logits)
     top = greedy_token(logits, maxima)
     if params.temperature == 0:
         return Distribution(np.array([top], np.int32), np.ones(1, np.float32))
     ids, weights, total = _sampling.law(
-        logits, logits[top], params.temperature, params.top_k, params.top_p, params.min_p
+        logits, maxima, logits[top], params.temperature, params.top_k, params.top_p, params.min_p
     )
     return Distribution(_all_ids(len(logits)) if ids is None else ids, weights, total)
+
+
+def draw_coupled(logits: FloatArray, params: SamplingParams, noise: Noise, maxima: FloatArray | None = None) -> int:
+    """The token that the law of `distribution` draws with `Distribution.draw_coupled`, if possible without that law.
+
+    Without top-k and min-p, whoever wins among all tokens wins among those that top-p keeps, if it is one of them.
+    """
+    if params.temperature == 0 or params.top_k or params.min_p:
+        return distribution(logits, params, maxima).draw_coupled(noise)
+    if maxima is None:
+        maxima = _sampling.maxima(logits)
+    peak = logits[greedy_token(logits, maxima)]
+    keys = noise.keys(Purpose.TARGET)
+    return _sampling.race_all(logits, maxima, peak, params.temperature, params.top_p, *keys)
 
 
 @lru_cache(maxsize=8)

@@ -8,9 +8,9 @@ drafter that draws with `Distribution.draw_coupled` and the noise it is given (`
 from __future__ import annotations
 
 from outrider.randomness import Noise
-from outrider.sampling import History, SamplingParams
+from outrider.sampling import History, SamplingParams, draw_coupled
 from outrider.types import FloatArray, Outcome, Proposal
-from outrider.verify.base import follow, laws
+from outrider.verify.base import follow, rows
 
 
 def verify(
@@ -22,5 +22,10 @@ def verify(
     maxima: FloatArray | None = None,
 ) -> Outcome:
     """The text that plain decoding draws with the same seed. See `Verify` for the arguments."""
-    law = laws(logits, proposal, params, history, maxima)
-    return follow(proposal, lambda node, depth: law(node).draw_coupled(noise.ahead(depth)))
+    row = rows(logits, proposal, params, history, maxima)
+
+    def draw(node: int, depth: int) -> int:
+        values, largest = row(node)
+        return draw_coupled(values, params, noise.ahead(depth), largest)
+
+    return follow(proposal, draw)
