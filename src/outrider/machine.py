@@ -23,6 +23,15 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def memory() -> int | None:
+    """Bytes that can be had without anything being swapped out; None if the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
 def version() -> str:
     """Outrider's own."""
     try:

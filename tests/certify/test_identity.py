@@ -9,15 +9,26 @@ import pytest
 from outrider.certify import faults, identity
 from outrider.certify.covering import pairwise
 from outrider.certify.drafters import DRAFTERS, SHAPES
-from outrider.certify.identity import PROMPTS, Identity, IdentitySetting
+from outrider.certify.identity import PROMPTS, Identity, IdentitySetting, Text
 from outrider.request import Request
 
 SETTING = IdentitySetting("half right", 5, "chain", 8, 1, "roomy", "greedy")
 
 
+class Comparison:
+    """Plain texts, and what is compared with them."""
+
+    def __init__(self, llm):
+        self.identity = Identity(tuple(tuple(llm.encode(prompt)) for prompt in PROMPTS), seed=5)
+        self.plain = {name: self.identity.plain(llm, name) for name in identity.SAMPLINGS}
+
+    def check(self, llm, setting, fault=None):
+        return self.identity.check(llm, self.plain[setting.sampling], setting, fault)
+
+
 @pytest.fixture(scope="module")
 def comparison(llm):
-    return Identity(llm, [llm.encode(prompt) for prompt in PROMPTS], seed=5)
+    return Comparison(llm)
 
 
 def test_a_covering_array_of_settings_holds(llm, comparison):
@@ -53,7 +64,7 @@ def test_known_prompts_are_not_computed_again(llm, comparison):
 
 
 def test_seeded_texts_are_not_greedy_ones(comparison):
-    texts = {name: [request.output for request in plain] for name, plain in comparison.plain.items()}
+    texts = {name: [text.output for text in plain] for name, plain in comparison.plain.items()}
     assert len({str(text) for text in texts.values()}) == len(identity.SAMPLINGS)
 
 
@@ -97,7 +108,7 @@ def finished(tokens, text="", reason="length"):
 
 
 def test_a_difference_is_in_tokens_text_or_end(llm):
-    plain = finished([5, 6], "ab")
+    plain = Text((5, 6), "ab", "length")
     assert identity.first_difference(llm, [plain], [finished([5, 6], "ab")]) == ""
     assert "token 1" in identity.first_difference(llm, [plain], [finished([5, 7], "ab")])
     assert "1 tokens" in identity.first_difference(llm, [plain], [finished([5], "ab")])

@@ -18,6 +18,7 @@ from outrider.policy.controller import Controller
 from outrider.request import Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer import Detokeniser
+from outrider.types import FinishReason
 
 MAX_TOKENS = 32
 
@@ -115,30 +116,46 @@ def factors(threads: Sequence[int]) -> dict[str, Sequence[object]]:
     }
 
 
-class Identity:
-    """The plain texts of some prompts, and the comparison of others with them.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A finished text: its tokens, what they say, and why it ended."""
 
-    llm      writes the plain texts, one at a time.
+    output: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+    @classmethod
+    def of(cls, request: Request) -> Text:
+        """What a request wrote."""
+        return cls(tuple(request.output), request.text, request.finish_reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Prompts, and the comparison of texts with plain ones.
+
     prompts  token ids of each, not empty.
     seed     of the first text, where one is needed; the next has the next seed.
     """
 
-    def __init__(self, llm: LLM, prompts: Sequence[Sequence[int]], seed: int) -> None:
-        self._prompts = [tuple(prompt) for prompt in prompts]
-        self._seed = seed
-        self.plain: dict[str, list[Request]] = {}
-        for sampling in SAMPLINGS:
-            self.plain[sampling] = self._requests(sampling)
-            self._rig(llm, Parts(llm.model, Controller(())), batch=1).run(self.plain[sampling])
+    prompts: tuple[tuple[int, ...], ...]
+    seed: int
 
-    def check(self, llm: LLM, setting: IdentitySetting, fault: Fault | None = None) -> IdentityCell:
-        """Write the texts of a setting, with a planted fault, if given, and compare them with the plain ones."""
-        plain = self.plain[setting.sampling]
-        requests = self._requests(setting.sampling)
-        before = self._requests(setting.sampling) if setting.memory == "warm" else []
+    def plain(self, llm: LLM, sampling: str) -> tuple[Text, ...]:
+        """The plain texts, written one at a time."""
+        requests = self._requests(sampling)
+        self._rig(llm, Parts(llm.model, Controller(())), batch=1).run(requests)
+        return tuple(map(Text.of, requests))
+
+    def check(
+        self, llm: LLM, plain: Sequence[Text], setting: IdentitySetting, fault: Fault | None = None
+    ) -> IdentityCell:
+        """Write the texts of a setting, with a planted fault, if given, and compare them with its plain ones."""
+        requests = self._requests(setting.sampling, plain)
+        before = self._requests(setting.sampling, plain) if setting.memory == "warm" else []
         knowledge = Knowledge(
             {
-                request.id: tuple(known.output)
+                request.id: known.output
                 for texts in (before, requests)
                 for request, known in zip(texts, plain, strict=False)
             },
@@ -154,7 +171,7 @@ class Identity:
             )
             rig.run(before)
             rig.run(requests)
-            difference = first_difference(llm, plain, requests)
+            difference = first_difference(llm, plain, before) or first_difference(llm, plain, requests)
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
         return IdentityCell(
@@ -170,22 +187,21 @@ class Identity:
             fault=broken,
         )
 
-    def _requests(self, sampling: str) -> list[Request]:
+    def _requests(self, sampling: str, plain: Sequence[Text] = ()) -> list[Request]:
         """New requests for the texts; each expects its plain text with a gap, if that is known yet."""
         values = dict(SAMPLINGS[sampling])
-        plain = self.plain.get(sampling)
         requests = []
-        for number, prompt in enumerate(self._prompts):
+        for number, prompt in enumerate(self.prompts):
             if "temperature" in values:
-                values |= {"seed": self._seed + number, "acceptance": "coupled"}
-            expected = plain[number].output if plain else []
+                values |= {"seed": self.seed + number, "acceptance": "coupled"}
+            expected = plain[number].output if plain else ()
             prediction = (*expected[: MAX_TOKENS // 3], *expected[MAX_TOKENS // 3 + 2 :])
             requests.append(Request(prompt, SamplingParams(max_tokens=MAX_TOKENS, **values), prediction=prediction))
         return requests
 
     def _rig(self, llm: LLM, parts: Parts, *, batch: int, memory: str = "roomy", max_draft: int = 0) -> Rig:
-        longest = KVCache.blocks_for(max(len(prompt) for prompt in self._prompts) + MAX_TOKENS)
-        texts = batch + len(self._prompts) if memory == "warm" else batch
+        longest = KVCache.blocks_for(max(len(prompt) for prompt in self.prompts) + MAX_TOKENS)
+        texts = batch + len(self.prompts) if memory == "warm" else batch
         return Rig(
             parts,
             blocks=longest + longest // 2 + 1 if memory == "scarce" else texts * longest + 1,
@@ -198,16 +214,17 @@ class Identity:
         )
 
 
-def first_difference(llm: LLM, plain: Sequence[Request], other: Sequence[Request]) -> str:
+def first_difference(llm: LLM, plain: Sequence[Text], requests: Sequence[Request]) -> str:
     """Where the tokens, the text or the end of a request differ from those of its plain twin; "" where they do not."""
-    for a, b in zip(plain, other, strict=True):
-        if (a.output, a.text, a.finish_reason) == (b.output, b.text, b.finish_reason):
+    for a, request in zip(plain, requests, strict=False):
+        b = Text.of(request)
+        if a == b:
             continue
         place = next((i for i, (x, y) in enumerate(zip(a.output, b.output, strict=False)) if x != y), None)
-        prompt = repr(llm.tokenizer.decode(list(a.prompt)))
+        prompt = repr(llm.tokenizer.decode(list(request.prompt)))
         if place is None:
-            ends = [f"{len(request.output)} tokens, {request.finish_reason}" for request in (b, a)]
+            ends = [f"{len(text.output)} tokens, {text.finish_reason}" for text in (b, a)]
             return f"prompt {prompt:.40}: {ends[0]}; plain {ends[1]}"
-        mine, theirs = (repr(llm.tokenizer.decode([request.output[place]])) for request in (a, b))
+        mine, theirs = (repr(llm.tokenizer.decode([text.output[place]])) for text in (a, b))
         return f"prompt {prompt:.40}: token {place} is {theirs}, plain {mine}"
     return ""

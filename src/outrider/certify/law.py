@@ -23,7 +23,7 @@ from outrider.drafters.base import DraftRequest
 from outrider.policy.controller import Controller
 from outrider.policy.costs import FREE, Costs
 from outrider.randomness import Noise, Purpose
-from outrider.request import Request
+from outrider.request import Emitted, Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer import Detokeniser
 from outrider.types import ROOT, DoubleArray, FloatArray, Proposal
@@ -132,10 +132,16 @@ def count(parts: Parts, params: SamplingParams, draws: int) -> tuple[Counter[Pat
     rig = Rig(parts, blocks=2 * BATCH, make_detokeniser=lambda: Detokeniser(_LETTERS), max_batch=BATCH)
     for start in range(0, draws, QUEUE):
         requests = [Request(PROMPT, params, choice) for choice in range(start, min(start + QUEUE, draws))]
-        rig.run(requests)
+        rig.run(requests, lambda emitted: _cancel_counted(rig, emitted))
         counts.update(tuple(request.output[1 : 1 + LENGTH]) for request in requests)
         accepted += sum(request.stats.accepted for request in requests)
     return counts, accepted
+
+
+def _cancel_counted(rig: Rig, emitted: Emitted) -> None:
+    """End a text of which the rest is not counted."""
+    if emitted.finish_reason is None and emitted.request.completion_tokens > LENGTH:
+        rig.engine.cancel(emitted.request)
 
 
 def sampling_params(setting: LawSetting) -> SamplingParams:

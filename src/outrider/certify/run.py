@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from outrider import machine
 from outrider.certify import controls, draws, identity, law
 from outrider.certify.certificate import Certificate, Machine, ModelFile
 from outrider.certify.controls import control
 from outrider.certify.covering import Combination, Factors, every, pairwise
-from outrider.certify.draws import Draws, DrawsSetting
-from outrider.certify.identity import Identity, IdentityCell, IdentitySetting
-from outrider.certify.law import LawSetting
+from outrider.certify.crew import Crew, Task
+from outrider.certify.draws import Draws, DrawsCell, DrawsSetting
+from outrider.certify.identity import Identity, IdentityCell, IdentitySetting, Text
+from outrider.certify.law import LawCell, LawSetting
 from outrider.certify.rig import Fault
 from outrider.certify.statistics import FAMILY_ALARMS
 from outrider.errors import RequestError
 from outrider.kernels.threads import checked_threads, default_threads
 from outrider.llm import DEFAULT_MODEL, LLM, Prompt
+from outrider.weights import hub
 
 T = TypeVar("T")
 
@@ -61,8 +64,11 @@ def certify(
 ) -> Certificate:
     """Check that speculative decoding on this machine gives the target's own text, or the law of it.
 
+    What needs one thread is done side by side, by as many processes as there are threads, each with its own copy of the
+    model, but not by more than there is memory for; what needs more is done after that, alone.
+
     target   a model that is loaded already, or what `LLM` takes for one.
-    extent   FULL, or QUICK: two to three minutes for a small model.
+    extent   FULL, or QUICK: less than two minutes for a small model.
     prompts  whose texts are compared.
     seed     of everything that is drawn, from 0 to 2^32 - 1.
     threads  texts of one thread are compared with those of so many; None: as many as the process may use.
@@ -81,62 +87,116 @@ def certify(
     laws = _settings(LawSetting, extent.combinations(law.factors()), controls.LAW)
     draw_laws = _settings(DrawsSetting, every(draws.factors()), controls.DRAWS)
     level = FAMILY_ALARMS / (len(laws) + len(draw_laws))
-    faults = len(text_faults) + len(controls.LAW) + len(controls.DRAWS)
-    track = _Track(progress, len(texts) + len(laws) + len(draw_laws) + faults)
 
-    llm = _load(target, 1)
-    comparison = Identity(llm, _encode(llm, prompts), seed)
-    compared: list[IdentityCell] = []
-    for count in counts:
-        if llm.model.threads != count:
-            del llm  # there may not be room for two
-            llm = _load(target, count)
-        mine = [setting for setting in texts if setting.threads == count]
-        compared += [comparison.check(llm, setting) for setting in track("Comparing texts", mine)]
-    planted = [
-        control(fault, "identity", comparison.check(llm, setting, fault))
-        for fault, setting in track("Planting faults in texts", text_faults)
-    ]
-    drawing = Draws(llm, seed)
-    check_draws = partial(drawing.check, draws=extent.draws, level=level)
-    drawn = [check_draws(setting) for setting in track("Counting the model's draws", draw_laws)]
-    planted += [
-        control(fault, "draws", check_draws(setting, fault=fault))
-        for fault, setting in track("Planting faults in draws", controls.DRAWS)
-    ]
-    check_law = partial(law.check, bias=extent.bias, level=level, seed=seed)
-    counted = [check_law(setting) for setting in track("Counting all texts of a tiny model", laws)]
-    planted += [
-        control(fault, "law", check_law(setting, fault=fault))
-        for fault, setting in track("Planting faults in the tiny model", controls.LAW)
-    ]
+    path = target.path if isinstance(target, LLM) else hub.resolve(target)
+    load = partial(_load, target if isinstance(target, LLM) and most == 1 else path, 1)
+    with Crew(_side_by_side(path, most), load) as crew:
+        [(ids, kernels)] = crew.map([partial(_encode, prompts=prompts)])
+        comparison = Identity(ids, seed)
+        names = list(identity.SAMPLINGS)
+        plain = crew.map([partial(_plain, comparison=comparison, sampling=name) for name in names])
+        plain_texts = dict(zip(names, plain, strict=True))
+        checks = [
+            *_checks("draws", _draws, draw_laws, controls.DRAWS, seed=seed, draws=extent.draws, level=level),
+            *_checks("law", _law, laws, controls.LAW, bias=extent.bias, level=level, seed=seed),
+            *_checks("identity", _identity, texts, text_faults, comparison=comparison, plain=plain_texts),
+        ]
+        together = [check for check in checks if check.threads == 1]
+        track = _Track(progress, len(checks))
+        cells = dict(zip(together, track(together, crew.map([check.task for check in together])), strict=True))
+    if alone := [check for check in checks if check.threads > 1]:
+        llm = _load(target, most)
+        cells |= zip(alone, track(alone, (check.task(llm) for check in alone)), strict=True)
+
+    def honest(test: str) -> tuple[Any, ...]:
+        return tuple(cells[check] for check in checks if check.test == test and check.fault is None)
+
     return Certificate(
-        model=ModelFile.read(llm.path),
-        machine=Machine.this(llm.model.kernels, counts),
+        model=ModelFile.read(path),
+        machine=Machine.this(kernels, counts),
         extent=extent.name,
         seed=seed,
         level=level,
-        identity=tuple(compared),
-        law=tuple(counted),
-        draws=tuple(drawn),
-        controls=tuple(planted),
+        identity=honest("identity"),
+        law=honest("law"),
+        draws=honest("draws"),
+        controls=tuple(
+            control(check.fault, test, cells[check])
+            for test in ("identity", "draws", "law")
+            for check in checks
+            if check.test == test and check.fault is not None
+        ),
         seconds=time.monotonic() - start,
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Check:
+    """One cell of the certificate, and how it is made."""
+
+    test: str
+    setting: IdentitySetting | LawSetting | DrawsSetting
+    fault: Fault | None
+    task: Task[Any]
+
+    @property
+    def threads(self) -> int:
+        """How many the model needs."""
+        return self.setting.threads if isinstance(self.setting, IdentitySetting) else 1
+
+
+def _checks(
+    test: str, run: Callable[..., Any], settings: Iterable[Any], faults: Iterable[tuple[Fault, Any]], **values: Any
+) -> Iterator[_Check]:
+    """Checks of all settings, and then of those with a fault planted."""
+    honest: list[tuple[Fault | None, Any]] = [(None, setting) for setting in settings]
+    for fault, setting in [*honest, *faults]:
+        yield _Check(test, setting, fault, partial(run, setting=setting, fault=fault, **values))
+
+
 class _Track:
-    """Iterates over checks and tells of their progress."""
+    """Yields the results of checks as they come, and tells of their progress."""
+
+    DOING: Mapping[str, str] = {
+        "identity": "Comparing texts",
+        "draws": "Counting the model's draws",
+        "law": "Counting all texts of a tiny model",
+    }
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._total = total
         self._done = 0
 
-    def __call__(self, doing: str, checks: Sequence[T]) -> Iterator[T]:
+    def __call__(self, checks: Sequence[_Check], results: Iterator[T]) -> Iterator[T]:
         for check in checks:
-            self._progress(doing, self._done, self._total)
-            yield check
+            self._progress(self.DOING[check.test], self._done, self._total)
+            yield next(results)
             self._done += 1
+
+
+def _plain(llm: LLM, comparison: Identity, sampling: str) -> tuple[Text, ...]:
+    return comparison.plain(llm, sampling)
+
+
+def _identity(
+    llm: LLM, setting: IdentitySetting, fault: Fault | None, comparison: Identity, plain: Mapping[str, Sequence[Text]]
+) -> IdentityCell:
+    return comparison.check(llm, plain[setting.sampling], setting, fault)
+
+
+def _draws(llm: LLM, setting: DrawsSetting, fault: Fault | None, seed: int, draws: int, level: float) -> DrawsCell:
+    return Draws(llm, seed).check(setting, draws=draws, level=level, fault=fault)
+
+
+def _law(llm: LLM, setting: LawSetting, fault: Fault | None, bias: float, level: float, seed: int) -> LawCell:
+    return law.check(setting, bias=bias, level=level, seed=seed, fault=fault)
+
+
+def _side_by_side(path: Path, most: int) -> int:
+    """How many processes, `most` at most, there is memory for: while a model is loaded it is there twice."""
+    room = machine.memory()
+    return most if room is None else max(1, min(most, room // (2 * path.stat().st_size + 2**28)))
 
 
 def _settings(
@@ -155,8 +215,8 @@ def _load(target: LLM | str | Path, threads: int) -> LLM:
     return LLM(target.path, speculation="off", threads=threads)
 
 
-def _encode(llm: LLM, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Token ids of the prompts. Raises RequestError if there are none, or one is impossible."""
+def _encode(llm: LLM, prompts: Sequence[Prompt]) -> tuple[tuple[tuple[int, ...], ...], str]:
+    """Token ids of the prompts, and the name of the model's kernels. Raises RequestError for prompts that cannot be."""
     if not prompts:
         raise RequestError("prompts: there are none; expected at least one")
     encoded = []
@@ -165,5 +225,5 @@ def _encode(llm: LLM, prompts: Sequence[Prompt]) -> list[list[int]]:
         most = llm.context_length - identity.MAX_TOKENS
         if not 1 <= len(ids) <= most:
             raise RequestError(f"prompt {number} has {len(ids)} tokens; expected 1 to {most}")
-        encoded.append(ids)
-    return encoded
+        encoded.append(tuple(ids))
+    return tuple(encoded), llm.model.kernels
