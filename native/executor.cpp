@@ -77,21 +77,44 @@ void Executor::plan_attention() {
         int end = row, furthest = 0;
         for (; end < pass_.rows && end - row < most && map.requests[end] == map.requests[row]; ++end)
             furthest = std::max(furthest, map.positions[end]);
-        runs_.push_back({row, end, furthest / kSegment + 1});
+        runs_.push_back({.row_begin = row, .row_end = end, .segments = furthest / kSegment + 1});
         longest = std::max(longest, runs_.back().segments);
         row = end;
     }
     split_segments_ = longest > 1 && int(runs_.size()) * kv_heads_ < 4 * threads;
     scratch_.reserve(size_t(threads) * scratch_size());
-    if (!split_segments_) return;
-    state_offsets_.clear();
-    size_t total = 0;
-    for (const AttentionRun& run : runs_) {
-        state_offsets_.push_back(total);
-        total += size_t(run.segments) * (run.row_end - run.row_begin) * attention_heads_ *
-                 attention_state_size(head_dim_);
+    query_codes_.reserve(size_t(pass_.rows) * attention_heads_ * (head_dim_ / 2));
+    query_scales_.reserve(size_t(kv_heads_) * runs_.size() * padded_lanes(kRunRows * attention_heads_ / kv_heads_));
+    pieces_.clear();
+    size_t states = 0;
+    for (int run = 0; run < int(runs_.size()); ++run) {
+        AttentionRun& r = runs_[size_t(run)];
+        r.states = states;
+        const int parts = split_segments_ ? r.segments : 1;
+        states += size_t(parts) * (r.row_end - r.row_begin) * attention_heads_ * attention_state_size(head_dim_);
+        for (int part = 0; part < parts; ++part)
+            for (int head = 0; head < kv_heads_; ++head)
+                pieces_.push_back({run, head, part, split_segments_ ? part + 1 : r.segments});
     }
-    states_.reserve(total);
+    if (split_segments_) states_.reserve(states);
+}
+
+int Executor::first_block(const AttentionPiece& piece) const {
+    const RowMap& map = pass_.map;
+    const int chunk = piece.segment_begin * (kSegment / kKvBlock);
+    return map.tables[size_t(map.requests[runs_[size_t(piece.run)].row_begin]) * map.table_stride + chunk];
+}
+
+// Codes of the run's queries [head_dim / 2][rows * query heads of the key head], and their scales.
+int32_t* Executor::query_codes(int run, int kv_head) const {
+    const AttentionRun& r = runs_[size_t(run)];
+    const int per_kv = attention_heads_ / kv_heads_;
+    const size_t before = size_t(r.row_begin) * attention_heads_ + size_t(r.row_end - r.row_begin) * per_kv * kv_head;
+    return query_codes_.data() + before * (head_dim_ / 2);
+}
+float* Executor::query_scales(int run, int kv_head) const {
+    const int padded = padded_lanes(kRunRows * attention_heads_ / kv_heads_);
+    return query_scales_.data() + (size_t(run) * kv_heads_ + kv_head) * padded;
 }
 
 bool Executor::run(const Pass& pass) {
@@ -108,7 +131,7 @@ bool Executor::run(const Pass& pass) {
             operation.work(thread, [&](int row_begin, int row_end, int begin, int end) {
                 for (const ColumnWork& follower : operation.followers) follower(row_begin, row_end, begin, end);
             });
-            if (operation.epilogue) operation.epilogue(thread);
+            for (const auto& epilogue : operation.epilogues) epilogue(thread);
             if (!profiling) continue;
             const Clock::time_point end = Clock::now();
             operation.seconds += std::chrono::duration<double>(end - start).count();

@@ -134,12 +134,16 @@ private:
         Yield yields;
         Work work;
         std::vector<ColumnWork> followers = {};
-        std::function<void(int thread)> epilogue = {};  // run by each thread after its part of the work
+        std::vector<std::function<void(int thread)>> epilogues = {};  // run by each thread after its part of the work
         double seconds = 0;  // spent in it by all profiled passes, waiting for the other threads included
     };
     struct LinearPlan;
     struct AttentionRun {  // rows of one request that are computed together
         int row_begin, row_end, segments;
+        size_t states = 0;  // where its partial states begin, if segments are split
+    };
+    struct AttentionPiece {  // what one thread computes at a time
+        int run, kv_head, segment_begin, segment_end;
     };
 
     Matrix matrix(int buffer) const;
@@ -153,6 +157,9 @@ private:
     void check(const Pass& pass) const;
     void prepare(const Pass& pass);
     void plan_attention();
+    int first_block(const AttentionPiece& piece) const;  // the block of the cache that its first chunk is in
+    int32_t* query_codes(int run, int kv_head) const;
+    float* query_scales(int run, int kv_head) const;
     size_t scratch_size() const {  // of a thread's attention
         return attention_scratch_size(head_dim_, kRunRows * attention_heads_ / kv_heads_);
     }
@@ -172,9 +179,10 @@ private:
 
     Pass pass_ = {};
     std::vector<AttentionRun> runs_;
+    std::vector<AttentionPiece> pieces_;
     bool split_segments_ = false;
-    std::vector<size_t> state_offsets_;  // per run: its partial states, where segments are split
-    Array<float> states_, scratch_;
+    Array<float> states_, scratch_, query_scales_;
+    Array<int32_t> query_codes_;
 };
 
 }  // namespace outrider

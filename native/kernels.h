@@ -18,6 +18,7 @@ constexpr int kKvBlock = 32;   // positions in a block of the KV cache, and in a
 constexpr int kMaximum = 32;   // columns of the logits that share one maximum
 constexpr int kSegment = 256;  // positions whose partial attention may be computed apart
 constexpr int kRunRows = 8;    // rows of a request whose attention is computed together, at most
+constexpr size_t kFetchAhead = 8192;  // bytes between the weights that are computed and those that are fetched
 
 // How a weight is stored once packed. All quantised ones mean  w = scale * (code - offset) + minimum  per group.
 enum class Format : int32_t {
@@ -97,12 +98,13 @@ struct LinearTask {
     Matrix y;
     int first_output;   // column of y (and residual) of the weight's output 0
     int rows;
+    const uint8_t* next;  // what this thread will read after the tiles, or null
 };
 
 // The KV cache of one layer: 16-bit codes with a scale per key and per value, which attention multiplies as integers.
 // Pairs that are multiplied together share a word. Inside a block and head:
 //   keys    [head_dim / 2][32]  codes 2d and 2d + 1 of a position
-//   values  [16][head_dim]      code d of the positions 2t and 2t + 1
+//   values  [16][head_dim]      code d of the positions t and t + 16
 //   scales  [2][32]             of keys, then of values
 struct KvLayer {
     int32_t* keys;
@@ -133,23 +135,25 @@ struct RowMap {
 struct AttentionTask {
     KvLayer kv;
     const RowMap* map;
-    Matrix q;       // [rows][heads * head_dim], rotated
-    Matrix out;     // [rows][heads * head_dim]
-    int heads;      // query heads
-    float scale;
+    const int32_t* query_codes;  // of the rows' queries of this key head: see Queries
+    const float* query_scales;
+    Matrix out;  // [rows][heads * head_dim]
+    int heads;   // query heads
     int row_begin, row_end;
     int kv_head;
     int segment_begin, segment_end;
+    int next_block, next_head;  // what this thread will read next
     float* partial;  // null: write `out`; else the state of segment_begin is left here: see attention_state_size
     float* scratch;  // attention_scratch_size floats of this thread
 };
 
-// Floats of the softmax state of one row and query head: maximum, 16 lanes of the sum, weighted values.
-OUTRIDER_INLINE size_t attention_state_size(int head_dim) { return 1 + 16 + size_t(head_dim); }
-// Words of scratch for a run: of each (row, query head) its codes, scale, reach and two states; of a chunk its keys and
-// values.
+// Floats of the softmax state of one row and query head: 16 lanes of the sum, weighted values, maximum (and 15 unused).
+OUTRIDER_INLINE size_t attention_state_size(int head_dim) { return 16 + size_t(head_dim) + 16; }
+// Places for as many numbers, which may be read 16 at a time from any of them.
+OUTRIDER_INLINE int padded_lanes(int count) { return (count + 31) / 16 * 16; }
+// Words of scratch for a run: of each (row, query head) two states, maximum and reach; keys and values of a chunk.
 OUTRIDER_INLINE size_t attention_scratch_size(int head_dim, int queries) {
-    return size_t(queries) * (size_t(head_dim) / 2 + 2 + 2 * attention_state_size(head_dim)) +
+    return size_t(queries) * 2 * attention_state_size(head_dim) + 2 * size_t(padded_lanes(queries)) +
            (size_t(head_dim) + 2) * kKvBlock;
 }
 
@@ -165,6 +169,7 @@ struct Kernels {
                   int column_end);
     void (*write_kv)(const KvLayer&, const RowMap&, Matrix k, Matrix v, int row_begin, int row_end, int head_begin,
                      int head_end);
+    float (*encode_query)(const float* q, int head_dim, float scale, int32_t* codes, int stride);
     void (*attention)(const AttentionTask&);
     void (*merge_attention)(const AttentionTask&, float* states, int segments, int row, int query_head);
 };

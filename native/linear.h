@@ -6,8 +6,19 @@
 namespace outrider {
 namespace {
 
-// How far ahead of its use, in bytes, a weight is fetched: the hardware's own prefetching stops at every page.
-constexpr size_t kPrefetchAhead = 8192;
+// What to fetch while a group of the tiles up to tile_end is computed: the hardware's own prefetching stops at every page.
+// Past the end of the tiles lies what somebody else will read, so fetching goes on where this thread will.
+struct Ahead {
+    const uint8_t* end;
+    ptrdiff_t jump;
+
+    Ahead(const LinearTask& task, int tile_end)
+        : end(task.weight->tile(tile_end)), jump(task.next ? task.next - end : 0) {}
+    const uint8_t* operator()(const uint8_t* data) const {
+        const uint8_t* at = data + kFetchAhead;
+        return at < end ? at : at + jump;
+    }
+};
 
 // Weights kept as floats: y = sum over the inputs in order, one fused multiply-add each.
 template <Format kFormat, int kRows>

@@ -64,7 +64,7 @@ inline void group_dots(const uint8_t* group, const int8_t* x, size_t stride, __m
 }
 
 template <Format kFormat, int kRows>
-inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec* acc) {
+inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t* data, int row, Vec* acc) {
     constexpr int kOffset = kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
@@ -77,7 +77,8 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
 
     for (int r = 0; r < kRows; ++r) acc[r] = splat(0);
     for (int g = 0; g < groups; ++g) {
-        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(data + kPrefetchAhead + line);
+        const uint8_t* fetched = ahead(data);
+        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(fetched + line);
         __m256i dot[kRows][2];
         group_dots<kFormat, kRows>(data, x, size_t(block_rows) * 4, dot);
         const Vec scale = load_half(reinterpret_cast<const uint16_t*>(data + kCodes));
@@ -104,8 +105,9 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
 struct Avx2Linear {
     template <Format kFormat>
     static void run(const LinearTask& task, int tile_begin, int tile_end) {
+        const Ahead ahead(task, tile_end);
         for_row_blocks<kRowsAtOnce>(task, tile_begin, tile_end, [&](const uint8_t* data, int row, int count, Vec* acc) {
-            with_count<kRowsAtOnce>(count, [&](auto rows) { tile_rows<kFormat, rows()>(task, data, row, acc); });
+            with_count<kRowsAtOnce>(count, [&](auto rows) { tile_rows<kFormat, rows()>(task, ahead, data, row, acc); });
         });
     }
 };
@@ -113,7 +115,7 @@ struct Avx2Linear {
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, swiglu, maxima, embed, write_kv, attention,
-                              merge_attention};
+const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, swiglu, maxima,
+                              embed,  write_kv, encode_query, attention, merge_attention};
 
 }  // namespace outrider

@@ -34,7 +34,7 @@ inline void unpack(const uint8_t* group, __m512i* codes) {
 }
 
 template <Format kFormat, int kRows>
-inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec* acc) {
+inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t* data, int row, Vec* acc) {
     constexpr int kOffset = kFormat == Format::kQ8 ? 128 : kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
@@ -47,7 +47,8 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
     __m512 total[kRows];
     for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
     for (int g = 0; g < groups; ++g) {
-        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(data + kPrefetchAhead + line);
+        const uint8_t* fetched = ahead(data);
+        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(fetched + line);
         __m512i codes[8], dot[kRows];
         unpack<kFormat>(data, codes);
         for (int r = 0; r < kRows; ++r)
@@ -76,8 +77,9 @@ inline void tile_rows(const LinearTask& task, const uint8_t* data, int row, Vec*
 struct Avx512Linear {
     template <Format kFormat>
     static void run(const LinearTask& task, int tile_begin, int tile_end) {
+        const Ahead ahead(task, tile_end);
         for_row_blocks<kRowBlock>(task, tile_begin, tile_end, [&](const uint8_t* data, int row, int count, Vec* acc) {
-            with_count<kRowBlock>(count, [&](auto rows) { tile_rows<kFormat, rows()>(task, data, row, acc); });
+            with_count<kRowBlock>(count, [&](auto rows) { tile_rows<kFormat, rows()>(task, ahead, data, row, acc); });
         });
     }
 };
@@ -86,6 +88,6 @@ struct Avx512Linear {
 
 extern const Kernels kAvx512Kernels;
 const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise, rms_norm, swiglu, maxima,
-                                embed,        write_kv, attention, merge_attention};
+                                embed,        write_kv, encode_query, attention, merge_attention};
 
 }  // namespace outrider

@@ -47,6 +47,6 @@ struct PlainLinear {
 
 extern const Kernels kPlainKernels;
 const Kernels kPlainKernels = {"plain", linear<PlainLinear>, quantise, rms_norm, swiglu, maxima,
-                               embed,   write_kv, attention, merge_attention};
+                               embed,   write_kv, encode_query, attention, merge_attention};
 
 }  // namespace outrider

@@ -8,9 +8,6 @@
 namespace outrider {
 namespace {
 
-// Bytes of the next linear layer's weights that a thread fetches when it is done with one, before anybody waits.
-constexpr size_t kFirstFetch = 8192;
-
 // The part of [0, width) that a thread owns, in whole units.
 std::pair<int, int> share(int width, int unit, int thread, int threads) {
     const int units = (width + unit - 1) / unit;
@@ -20,7 +17,7 @@ std::pair<int, int> share(int width, int unit, int thread, int threads) {
 
 }  // namespace
 
-// How a linear layer is cut into pieces: units of two tiles, that is 32 columns.
+// How a linear layer is cut into pieces: units of a tile or two.
 struct Executor::LinearPlan {
     struct Part {
         Weight weight;
@@ -30,14 +27,14 @@ struct Executor::LinearPlan {
     int columns = 0;      // of all parts, or of each where they are paired
     bool paired = false;  // a unit holds the same columns of every part (gates and ups), not the next ones
     bool aligned = true;  // every part but the last has whole tiles, so that units are columns
+    int unit_tiles = 1;   // 2 where something follows the layer, on whole groups of columns, or a tile is soon read
 
-    static constexpr int kUnit = 2 * kTile;
-
+    int unit() const { return unit_tiles * kTile; }  // columns
     int units() const {
-        if (paired) return (columns + kUnit - 1) / kUnit;
+        if (paired) return (columns + unit() - 1) / unit();
         int tiles = 0;
         for (const Part& part : parts) tiles += part.weight.tiles();
-        return (tiles + 1) / 2;
+        return (tiles + unit_tiles - 1) / unit_tiles;
     }
 
     // Calls f(part, first tile, last tile) for what the units [begin, end) hold of each part.
@@ -45,10 +42,20 @@ struct Executor::LinearPlan {
     void for_tiles(int begin, int end, F f) const {
         int before = 0;
         for (const Part& part : parts) {
-            const int first = std::max(2 * begin - before, 0), last = std::min(2 * end - before, part.weight.tiles());
+            const int first = std::max(unit_tiles * begin - before, 0);
+            const int last = std::min(unit_tiles * end - before, part.weight.tiles());
             if (first < last) f(part, first, last);
             if (!paired) before += part.weight.tiles();
         }
+    }
+
+    // Where the weights of a unit begin.
+    const uint8_t* start(int unit) const {
+        const uint8_t* found = nullptr;
+        for_tiles(unit, unit + 1, [&](const Part& part, int first, int) {
+            if (!found) found = part.weight.tile(first);
+        });
+        return found;
     }
 
     // Three quarters of the units are split evenly, so that each thread streams its own stretch of weights; the rest
@@ -94,6 +101,7 @@ void Executor::record_columns(const char* name, int input, int out, int unit, Co
     if (!operations_.empty() && input >= 0) {
         Operation& last = operations_.back();
         if (last.yields.buffer == input && last.yields.unit % unit == 0) {
+            if (last_plan_ && last_linear_ == operations_.size() - 1) last_plan_->unit_tiles = 2;
             last.name += std::string("+") + name;
             last.followers.push_back(std::move(work));
             last.yields.buffer = out;
@@ -168,6 +176,7 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
         plan->parts.push_back({w, plan->columns});
         plan->columns += w.outputs;
     }
+    if (tile_bytes(weights[0]->view().format, width(x)) < kFetchAhead) plan->unit_tiles = 2;
     const int outputs = plan->columns;
     require(outputs == width(out), "linear: the weights' outputs are not the buffer's width");
     require(bias.empty() || int(bias.size()) == outputs, "linear: the bias's length is not the outputs'");
@@ -179,39 +188,54 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
     const int next = counter();
     if (last_plan_) {
         // Whoever is done with a layer fetches the beginning of its part of the next one while it waits for the others.
-        operations_[last_linear_].epilogue = [plan, threads = team_->size()](int thread) {
+        operations_[last_linear_].epilogues.push_back([plan, threads = team_->size()](int thread) {
             const int first = plan->own(thread, threads).first;
             plan->for_tiles(first, first + 1, [](const LinearPlan::Part& part, int tile, int) {
                 const uint8_t* from = part.weight.tile(tile);
                 const size_t left = size_t(part.weight.tile(part.weight.tiles()) - from);
-                for (size_t at = 0; at < std::min(left, kFirstFetch); at += 64) __builtin_prefetch(from + at, 0, 3);
+                for (size_t at = 0; at < std::min(left, kFetchAhead); at += 64) __builtin_prefetch(from + at, 0, 3);
             });
-        };
+        });
     }
-    const Yield yields = {plan->aligned ? out : -1, LinearPlan::kUnit};
+    const Yield yields = {plan->aligned ? out : -1, 2 * kTile};
     record("linear", yields, [=, this, bias = std::move(bias)](int thread, const Finish& finish) {
         const int rows = rows_of(wanted), threads = team_->size();
-        const auto compute = [&](int begin, int end) {
+        LinearTask task = {};
+        task.x = matrix(x);
+        if (quantised >= 0) task.xq = quantised_[size_t(quantised)]->view(rows);
+        if (residual >= 0) task.residual = matrix(residual);
+        task.y = matrix(out);
+        task.rows = rows;
+        const auto compute = [&](int begin, int end, const uint8_t* next) {
             if (begin >= end) return;
-            plan->for_tiles(begin, end, [&](const LinearPlan::Part& part, int first, int last) {
-                LinearTask task = {};
-                task.weight = &part.weight;
-                task.bias = bias.empty() ? nullptr : bias.data() + part.first_output;
-                task.x = matrix(x);
-                if (quantised >= 0) task.xq = quantised_[size_t(quantised)]->view(rows);
-                if (residual >= 0) task.residual = matrix(residual);
-                task.y = matrix(out);
-                task.first_output = part.first_output;
-                task.rows = rows;
+            const LinearPlan::Part* part = nullptr;
+            int first = 0, last = 0;
+            const auto run = [&](const uint8_t* after) {
+                task.weight = &part->weight;
+                task.bias = bias.empty() ? nullptr : bias.data() + part->first_output;
+                task.first_output = part->first_output;
+                task.next = after;
                 kernels_.linear(task, first, last);
+            };
+            plan->for_tiles(begin, end, [&](const LinearPlan::Part& p, int from, int to) {
+                if (part) run(p.weight.tile(from));
+                part = &p;
+                first = from;
+                last = to;
             });
-            finish(0, rows, begin * LinearPlan::kUnit, std::min(end * LinearPlan::kUnit, plan->columns));
+            run(next);
+            finish(0, rows, begin * plan->unit(), std::min(end * plan->unit(), plan->columns));
         };
-        const auto [begin, end] = plan->own(thread, threads);
-        compute(begin, end);
         const int even = plan->even(threads), left = plan->units() - even, pieces = std::min(left, 8 * threads);
-        for (int piece; (piece = counters_[size_t(next)]->fetch_add(1, std::memory_order_relaxed)) < pieces;)
-            compute(even + left * piece / pieces, even + left * (piece + 1) / pieces);
+        const auto begin_of = [=](int piece) { return even + left * piece / pieces; };
+        const auto start_of = [&](int piece) { return piece < pieces ? plan->start(begin_of(piece)) : nullptr; };
+        const auto [begin, end] = plan->own(thread, threads);
+        compute(begin, end, start_of(thread));
+        // Threads that keep in step take turns, so that each can guess, and fetch, what it will get next.
+        for (int piece = thread; piece < pieces;) {
+            compute(begin_of(piece), begin_of(piece + 1), start_of(piece + threads));
+            piece = threads + counters_[size_t(next)]->fetch_add(1, std::memory_order_relaxed);
+        }
     });
     last_plan_ = plan;
     last_linear_ = operations_.size() - 1;
@@ -279,10 +303,41 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
     const auto kv = [=, this] {
         return KvLayer{pass_.keys, pass_.values, pass_.scales, kv_heads, head_dim}.at(layer * pass_.blocks, 0);
     };
+    const int per_kv = heads / kv_heads, group_width = per_kv * head_dim;
+    // Whoever waits at the end of the layer before fetches what it will read first, and the places that it will write to.
+    const auto fetch = [=, this](int thread) {
+        if (thread < int(pieces_.size())) {
+            const KvLayer from = kv().at(first_block(pieces_[size_t(thread)]), pieces_[size_t(thread)].kv_head);
+            for (int i = 0; i < head_dim * kKvBlock / 2; i += 16) {
+                __builtin_prefetch(from.keys + i, 0, 2);
+                __builtin_prefetch(from.values + i, 0, 2);
+            }
+        }
+        const auto [begin, end] = share(width(qk), head_dim, thread, team_->size());
+        const int slot = pass_.map.slots[0], place = slot % kKvBlock;
+        for (int head = std::max(begin / head_dim, heads); head < end / head_dim; ++head) {
+            const KvLayer to = kv().at(slot / kKvBlock, head - heads);
+            for (int i = 0; i < head_dim / 2; ++i) __builtin_prefetch(to.keys + i * kKvBlock + place, 1, 3);
+            for (int i = 0; i < head_dim; i += 16)
+                __builtin_prefetch(to.values + place % (kKvBlock / 2) * head_dim + i, 1, 3);
+        }
+    };
+    if (last_plan_) operations_[last_linear_].epilogues.push_back(fetch);
     // Whoever has rotated a key stores it, with its value; that must have been made before, not in the same operation.
     const bool value_is_older = qk != v && !operations_.empty() && operations_.back().followers.empty();
     const int input = value_is_older ? qk : -1;
     record_columns("write_kv", input, qk, head_dim, [=, this](int row_begin, int row_end, int begin, int end) {
+        for (int run = 0; run < int(runs_.size()); ++run) {
+            const auto [first, last, segments, states] = runs_[size_t(run)];
+            const int count = (last - first) * per_kv;
+            for (int row = std::max(first, row_begin); row < std::min(last, row_end); ++row)
+                for (int head = begin / head_dim; head < std::min(end / head_dim, heads); ++head) {
+                    const int kv_head = head / per_kv, query = (row - first) * per_kv + head % per_kv;
+                    query_scales(run, kv_head)[query] =
+                        kernels_.encode_query(matrix(qk).row(row) + head * head_dim, head_dim, scale,
+                                              query_codes(run, kv_head) + query, count);
+                }
+        }
         const Matrix keys = {matrix(qk).data + heads * head_dim, width(qk)};
         const Matrix values = {matrix(v).data + value_column, width(v)};
         const int first = std::max(begin / head_dim - heads, 0), last = end / head_dim - heads;
@@ -293,37 +348,35 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         AttentionTask task = {};
         task.kv = kv();
         task.map = &pass_.map;
-        task.q = matrix(qk);
         task.out = matrix(out);
         task.heads = heads;
-        task.scale = scale;
         task.row_begin = runs_[size_t(run)].row_begin;
         task.row_end = runs_[size_t(run)].row_end;
-        task.segment_end = runs_[size_t(run)].segments;
         return task;
     };
-    const int group_width = heads / kv_heads * head_dim;
     record("attention", {out, group_width}, [=, this](int thread, const Finish& finish) {
-        std::atomic<int>& counter = *counters_[size_t(next)];
-        int first = 0, piece = counter.fetch_add(1, std::memory_order_relaxed);
-        for (int run = 0; run < int(runs_.size()); ++run) {
-            AttentionTask task = task_of(run);
+        // As for linear layers, each thread guesses its next piece, and fetches the beginning of it.
+        const int threads = team_->size(), count = int(pieces_.size());
+        for (int at = thread; at < count;) {
+            const AttentionPiece& piece = pieces_[size_t(at)];
+            const AttentionPiece& following = pieces_[size_t(std::min(at + threads, count - 1))];
+            AttentionTask task = task_of(piece.run);
+            task.query_codes = query_codes(piece.run, piece.kv_head);
+            task.query_scales = query_scales(piece.run, piece.kv_head);
+            task.kv_head = piece.kv_head;
+            task.segment_begin = piece.segment_begin;
+            task.segment_end = piece.segment_end;
+            task.next_block = first_block(following);
+            task.next_head = following.kv_head;
             task.scratch = scratch_.data() + size_t(thread) * scratch_size();
-            const int pieces = kv_heads * (split_segments_ ? task.segment_end : 1);
-            for (; piece < first + pieces; piece = counter.fetch_add(1, std::memory_order_relaxed)) {
-                task.kv_head = (piece - first) % kv_heads;
-                if (split_segments_) {
-                    task.segment_begin = (piece - first) / kv_heads;
-                    task.segment_end = task.segment_begin + 1;
-                    task.partial = states_.data() + state_offsets_[size_t(run)] +
-                                   size_t(task.segment_begin) * (task.row_end - task.row_begin) * heads *
-                                       attention_state_size(head_dim);
-                }
-                kernels_.attention(task);
-                if (!split_segments_)
-                    finish(task.row_begin, task.row_end, task.kv_head * group_width, (task.kv_head + 1) * group_width);
-            }
-            first += pieces;
+            if (split_segments_)
+                task.partial = states_.data() + runs_[size_t(piece.run)].states +
+                               size_t(piece.segment_begin) * (task.row_end - task.row_begin) * heads *
+                                   attention_state_size(head_dim);
+            kernels_.attention(task);
+            if (!split_segments_)
+                finish(task.row_begin, task.row_end, piece.kv_head * group_width, (piece.kv_head + 1) * group_width);
+            at = threads + counters_[size_t(next)]->fetch_add(1, std::memory_order_relaxed);
         }
         if (!split_segments_) return;
         team_->barrier(thread);
@@ -332,7 +385,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
             const AttentionTask task = task_of(run);
             for (int row = task.row_begin; row < task.row_end; ++row)
                 for (int head = begin / head_dim; head < end / head_dim; ++head)
-                    kernels_.merge_attention(task, states_.data() + state_offsets_[size_t(run)],
+                    kernels_.merge_attention(task, states_.data() + runs_[size_t(run)].states,
                                              pass_.map.positions[row] / kSegment + 1, row, head);
             finish(task.row_begin, task.row_end, begin, end);
         }

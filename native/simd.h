@@ -31,6 +31,7 @@ inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec fused(Vec a, Vec b, Vec c) { return fma(a, b, c); }  // in plain C++ too
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec round_even(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
@@ -51,6 +52,16 @@ inline void store_codes(int8_t* p, Vec a) {
 // Numbers rounded to 16-bit integers, which must hold them; NaN becomes 0.
 inline void store_shorts(int16_t* p, Vec a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+// The same into halves of 16 words: those of `low` into the lower ones.
+inline void store_pairs(int32_t* p, Vec low, Vec high) {
+    const __m512i upper = _mm512_slli_epi32(_mm512_cvtps_epi32(high.v), 16);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_cvtps_epi32(low.v), upper));
+}
+// The sum of two numbers' bits, those of the second shifted into the exponent.
+inline Vec add_exponent(Vec a, Vec b) {
+    return {_mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(b.v), 23)))};
 }
 // 2^n for whole n in [-126, 127]; for NaN, anything.
 inline Vec exp2_whole(Vec n) {
@@ -103,6 +114,7 @@ inline Vec operator-(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub
 inline Vec operator*(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline Vec operator/(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline Vec fma(Vec x, Vec y, Vec z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline Vec fused(Vec x, Vec y, Vec z) { return fma(x, y, z); }
 inline Vec max(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline Vec min(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline Vec round_even(Vec x) {
@@ -137,6 +149,18 @@ inline void store_shorts(int16_t* p, Vec x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 }
+inline __m256i pairs_half(__m256 low, __m256 high) {
+    return _mm256_blend_epi16(_mm256_cvtps_epi32(low), _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16), 0xaa);
+}
+inline void store_pairs(int32_t* p, Vec low, Vec high) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs_half(low.a, high.a));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), pairs_half(low.b, high.b));
+}
+inline __m256 add_exponent_half(__m256 x, __m256 y) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(y), 23)));
+}
+inline Vec add_exponent(Vec x, Vec y) { return {add_exponent_half(x.a, y.a), add_exponent_half(x.b, y.b)}; }
 inline __m256 exp2_whole_half(__m256 n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
@@ -195,6 +219,8 @@ inline Vec operator*(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] * b.v[i
 inline Vec operator/(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] / b.v[i]); }
 // Two roundings where the processor has no fused multiply-add: other bits than AVX2's, the same for every row.
 inline Vec fma(const Vec& a, const Vec& b, const Vec& c) { OUTRIDER_LANES(a.v[i] * b.v[i] + c.v[i]); }
+// One rounding (but once in 2^29), for what must be as elsewhere: at the edges of codes a last bit is seen.
+inline Vec fused(const Vec& a, const Vec& b, const Vec& c) { OUTRIDER_LANES(float(double(a.v[i]) * b.v[i] + c.v[i])); }
 inline Vec max(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline Vec min(const Vec& a, const Vec& b) { OUTRIDER_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline Vec round_even(const Vec& a) { OUTRIDER_LANES(__builtin_rintf(a.v[i])); }
@@ -208,6 +234,15 @@ inline void store_codes(int8_t* p, const Vec& a) {
 }
 inline void store_shorts(int16_t* p, const Vec& a) {
     for (int i = 0; i < kLanes; ++i) p[i] = a.v[i] == a.v[i] ? int16_t(__builtin_rintf(a.v[i])) : int16_t(0);
+}
+inline void store_pairs(int32_t* p, const Vec& low, const Vec& high) {
+    int16_t codes[2][kLanes];
+    store_shorts(codes[0], low);
+    store_shorts(codes[1], high);
+    for (int i = 0; i < kLanes; ++i) p[i] = int32_t(uint32_t(uint16_t(codes[1][i])) << 16 | uint16_t(codes[0][i]));
+}
+inline Vec add_exponent(const Vec& a, const Vec& b) {
+    OUTRIDER_LANES(bits_to_float(float_to_bits(a.v[i]) + (float_to_bits(b.v[i]) << 23)));
 }
 inline Vec exp2_whole(const Vec& n) {
     OUTRIDER_LANES(n.v[i] == n.v[i] ? bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23) : n.v[i]);
@@ -281,6 +316,35 @@ inline float largest(Vec a) {
     return reduce(a, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); },
                   [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
 }
+// The largest lane of each of four.
+inline __m128 largest_of_four(Vec a, Vec b, Vec c, Vec d) {
+    const auto halves = [](Vec x) { return _mm256_max_ps(low_half(x), high_half(x)); };
+    const auto interleaved = [](__m256 x, __m256 y) {
+        return _mm256_max_ps(_mm256_unpacklo_ps(x, y), _mm256_unpackhi_ps(x, y));
+    };
+    const __m256 ab = interleaved(halves(a), halves(b)), cd = interleaved(halves(c), halves(d));
+    const __m256 all = _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    return _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+}
+inline Vec four_quarters(const __m128* q) {
+    const __m256 a = _mm256_insertf128_ps(_mm256_castps128_ps256(q[0]), q[1], 1);
+    const __m256 b = _mm256_insertf128_ps(_mm256_castps128_ps256(q[2]), q[3], 1);
+#if defined(__AVX512F__)
+    return {_mm512_insertf32x8(_mm512_castps256_ps512(a), b, 1)};
+#else
+    return {a, b};
+#endif
+}
+// In lane j the largest lane of a[j], for N <= 16; the other lanes repeat some of these.
+template <int N>
+inline Vec largest_of_each(const Vec* a) {
+    __m128 quarters[4];
+    for (int q = 0; q < 4; ++q) {
+        const auto at = [&](int i) { return a[4 * q + i < N ? 4 * q + i : N - 1]; };
+        quarters[q] = 4 * q < N ? largest_of_four(at(0), at(1), at(2), at(3)) : quarters[0];
+    }
+    return four_quarters(quarters);
+}
 // The lanes are magnitudes; see max_magnitude.
 inline float largest_magnitude(Vec a) {
     return reduce(
@@ -304,11 +368,18 @@ inline float largest(const Vec& a) {
     return reduce(a, [](float x, float y) { return x > y ? x : y; });
 }
 inline float largest_magnitude(const Vec& a) { return reduce(a, max_magnitude_lane); }
+template <int N>
+inline Vec largest_of_each(const Vec* a) {
+    Vec out = {};
+    for (int j = 0; j < N; ++j) out.v[j] = largest(a[j]);
+    return out;
+}
 #endif
 
 // Into all caches, or, for what is used once and then not for a whole pass, into the nearest one only: streaming the weights
 // through the larger caches would throw out the activations, the KV cache and the Python interpreter each time.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void prefetch_soon(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 
 // e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
@@ -326,6 +397,21 @@ inline Vec exp(Vec x) {
     p = fma(p, r, splat(1.0f));
     p = fma(p, r, splat(1.0f));
     return zero_below(x, -87.3f, p * exp2_whole(n));
+}
+
+// 2^x for x <= 0, about 1 unit in the last place; below -126 it is 2^-126; NaN stays NaN unless it has a payload.
+// x = n + r with |r| <= 1/2: adding 1.5 2^23 leaves n in the lowest bits. 2^r by the polynomial of degree 5 that is 1 at
+// 0 and otherwise has the least relative error, 9e-8.
+inline Vec exp2(Vec x) {
+    const Vec magic = splat(12582912.0f), clamped = max(splat(-126.0f), x);  // operand order: a NaN in x comes through
+    const Vec shifted = clamped + magic, r = clamped - (shifted - magic);
+    Vec p = splat(1.326472731307149e-3f);
+    p = fused(p, r, splat(9.671512991189957e-3f));
+    p = fused(p, r, splat(5.550733581185341e-2f));
+    p = fused(p, r, splat(2.4022242426872253e-1f));
+    p = fused(p, r, splat(6.931470036506653e-1f));
+    p = fused(p, r, splat(1.0f));
+    return add_exponent(p, shifted);
 }
 
 }  // namespace

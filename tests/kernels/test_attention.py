@@ -52,9 +52,9 @@ def expected(heads: Heads, scene: tuple[Text, ...]) -> tuple[FloatArray, KVCache
     return run(reference(heads.program(), heads.cache), rows, cache), cache
 
 
-def assert_close(actual: FloatArray, expected: FloatArray, peak: float = 1.0) -> None:
-    """Weights at the edge of two codes may fall to either side; their errors grow with the size of the scores."""
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-4 * peak, equal_nan=False)
+def assert_close(actual: FloatArray, expected: FloatArray) -> None:
+    """The reference computes to the bit what is rounded to codes, so only the order of sums differs."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5, equal_nan=False)
 
 
 @by_scene
@@ -71,28 +71,27 @@ def test_attention_agrees_with_the_reference(kernels: str, heads: Heads, scene: 
 
 @by_kernels
 def test_attention_agrees_when_few_positions_have_all_the_weight(kernels: str) -> None:
-    peak = 30.0
     heads, scene = Heads(6, 3, 64), SCENES["all at once"]
-    program = heads.program(scale_queries=peak)
+    program = heads.program(scale_queries=30.0)
     cache, rows = place(scene, heads.cache)
     oracle_cache, _ = place(scene, heads.cache)
     actual = run(native(program, kernels, shape=heads.cache), rows, cache)
-    assert_close(actual, run(reference(program, heads.cache), rows, oracle_cache), peak)
+    assert_close(actual, run(reference(program, heads.cache), rows, oracle_cache))
 
 
 @pytest.mark.parametrize("kind", [TensorType.Q4_0, TensorType.F32])
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(6, 2, 16), *SHAPES[1:4]], ids=str)
 @by_kernels
 def test_a_layer_after_attention_reads_what_was_attended(kernels: str, heads: Heads, kind: TensorType) -> None:
-    """Weights, and inputs that the layer rounds, may fall to either side of the edge of two codes, in a few rows."""
+    """Where the layer rounds its inputs, one at the edge of two codes may fall to either side, in a few rows."""
     program = heads.program(projection=kind)
     for threads, name in ((1, "one tree"), (2, "one tree"), (2, "a long chunk"), (3, "all at once")):
         cache, rows = place(SCENES[name], heads.cache)
         oracle_cache, _ = place(SCENES[name], heads.cache)
         actual = run(native(program, kernels, threads, heads.cache), rows, cache)
         errors = np.abs(actual - run(reference(program, heads.cache), rows, oracle_cache)).max(axis=1)
-        assert np.median(errors) < 1e-4
-        assert errors.max() < (1e-3 if kind == TensorType.F32 else 0.5)
+        assert np.median(errors) < 1e-5
+        assert errors.max() < (3e-5 if kind == TensorType.F32 else 0.05)
 
 
 def keys_are_values(program: Program, heads: Heads) -> Buffer:
@@ -123,7 +122,7 @@ def test_values_may_be_made_together_with_keys(kernels: str, build: Callable[[Pr
     for threads in (1, 2, 3) * 5:
         cache, rows = place(scene, heads.cache)
         errors = np.abs(run(native(program, kernels, threads, heads.cache), rows, cache) - oracle)
-        assert errors.max() < 1e-4 * np.abs(oracle).max()
+        assert errors.max() < 1e-5 * np.abs(oracle).max()
 
 
 def swapped_tail(rows: Rows) -> Rows:

@@ -33,15 +33,16 @@ def assert_close(actual: FloatArray, expected: FloatArray, *, most: float, usual
 
 
 def assert_same_model(actual: FloatArray, expected: FloatArray) -> None:
-    """Sums in another order, and attention's weights (and, against Hugging Face, its queries) rounded otherwise."""
+    """Sums in another order, and attention's queries and weights not rounded."""
     assert_close(actual, expected, most=1e-3, usual=5e-4)
 
 
 @pytest.mark.parametrize("kind", [TensorType.F32, TensorType.F16, TensorType.BF16])
 @by_kernels
 def test_with_float_weights_native_and_reference_agree(kernels: str, kind: TensorType, tmp_path: Path) -> None:
+    """Only the order of sums differs, which now and then rounds a key, a value or a weight to the next code."""
     path = tiny_llama(tmp_path / "tiny.gguf", weight_type=kind)
-    assert_same_model(logits(native(path, kernels), TEXT), logits(reference(path), TEXT))
+    assert_close(logits(native(path, kernels), TEXT), logits(reference(path), TEXT), most=5e-4, usual=1e-4)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)

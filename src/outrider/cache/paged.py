@@ -45,7 +45,7 @@ class KVCache:
     """The keys and values of all sequences, as 16-bit codes with a scale per key and per value of each head.
 
     keys    int32, [layers, blocks, heads, head_dim / 2, BLOCK]: two codes a word.
-    values  int16, [layers, blocks, heads, BLOCK / 2, head_dim, 2]: two neighbouring positions side by side.
+    values  int16, [layers, blocks, heads, BLOCK / 2, head_dim, 2]: positions t and t + BLOCK / 2 side by side.
     scales  float32, [layers, blocks, heads, 2, BLOCK]: of keys, then of values.
 
     All lie as attention reads them. The memory is touched, and thus really used, only where something is stored.
@@ -302,7 +302,8 @@ def key_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
 def value_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
     """Index into `KVCache.values`; what it selects is [slots, layers, heads, head_dim]."""
     block, place = np.divmod(slots, BLOCK)
-    return slice(None), block, slice(None), place // 2, slice(None), place % 2
+    half, word = np.divmod(place, BLOCK // 2)
+    return slice(None), block, slice(None), word, slice(None), half
 
 
 def _zeros(shape: tuple[int, ...]) -> IntArray:

@@ -158,24 +158,26 @@ def attend(operation: Attention, qk: FloatArray, v: FloatArray, rows: Rows, cach
     """Writes the rows' keys and values into the cache (rounded), then softmax attention along each row's path.
 
     Queries are rounded like keys, the weights of each chunk of 32 positions, times the scales of the values, likewise.
+    All that comes before is computed as in the kernels, so that a number at the edge of two codes falls to one side.
     """
     layer, heads, kv_heads, head_dim = operation.layer, operation.heads, operation.kv_heads, operation.head_dim
     new_keys = qk[:, heads * head_dim :].reshape(-1, kv_heads, head_dim)
     new_values = v[:, operation.value_column :][:, : kv_heads * head_dim].reshape(-1, kv_heads, head_dim)
     store(cache, layer, rows.slots, new_keys, new_values)
     codes, scales = encode(qk[:, : heads * head_dim].reshape(-1, heads, head_dim), largest_code(head_dim))
-    queries = (codes * scales[..., None]).reshape(-1, kv_heads, heads // kv_heads, head_dim)
+    queries = codes.reshape(-1, kv_heads, heads // kv_heads, head_dim).astype(np.float64)
+    scales = (np.float32(operation.scale) * LOG2_E * scales).reshape(queries.shape[:-1])
     out = np.empty((len(qk), heads * head_dim), np.float32)
     for row in range(len(qk)):
-        k, v_codes, v_scales = load(cache, layer, np.array(path_slots(rows, row)))
-        scores = np.einsum("kgd,tkd->kgt", queries[row], k) * np.float32(operation.scale)
-        weights, total = weigh(scores, v_scales.T[:, None])
+        k_codes, k_scales, v_codes, v_scales = load(cache, layer, np.array(path_slots(rows, row)))
+        products = np.einsum("kgd,tkd->kgt", queries[row], k_codes).astype(np.float32)  # whole numbers: exact
+        weights, total = weigh(products * k_scales.T[:, None], scales[row], v_scales.T[:, None])
         out[row] = (np.einsum("kgt,tkd->kgd", weights, v_codes) / total[..., None]).reshape(-1)
     return out
 
 
-def weigh(scores: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """e^(scores - maximum) [..., positions] times the scales of the values, rounded; and their sums, without scales.
+def weigh(scores: FloatArray, units: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """2^(units (scores - maximum)) [..., positions] times the scales of the values, rounded; their sums without scales.
 
     A weight of a chunk of 32 positions is a multiple of a 16,383rd of the largest there may be in the chunk.
     """
@@ -184,15 +186,39 @@ def weigh(scores: FloatArray, scales: FloatArray) -> tuple[FloatArray, FloatArra
     for start in range(0, scores.shape[-1], BLOCK):
         chunk = slice(start, start + BLOCK)
         top = scores[..., chunk].max(axis=-1)
-        p = np.exp(scores[..., chunk] - top[..., None])
+        share = exp2((top - maximum) * units)
+        p = exp2((scores[..., chunk] - top[..., None]) * units[..., None])
         greatest = scales[..., chunk].max(axis=-1, keepdims=True)
         inverse = np.divide(LARGEST_WEIGHT, greatest, out=np.zeros_like(greatest), where=~(greatest <= NOTHING))
         codes = np.rint(p * (scales[..., chunk] * inverse))
-        weights[..., chunk] = codes * (greatest / LARGEST_WEIGHT) * np.exp(top - maximum)[..., None]
-        total += p.sum(axis=-1) * np.exp(top - maximum)
+        weights[..., chunk] = codes * (greatest / LARGEST_WEIGHT) * share[..., None]
+        total += p.sum(axis=-1) * share
     return weights, total
 
 
+def exp2(x: FloatArray) -> FloatArray:
+    """2^x for x <= 0, to the bit as kernels with fused multiply-adds compute it (but for one in 2^29 roundings)."""
+    x = np.maximum(x, np.float32(-126))
+    whole = np.rint(x)
+    rest = (x - whole).astype(np.float64)
+    p = np.full_like(x, EXP2[0])
+    for coefficient in EXP2[1:]:
+        p = (p * rest + coefficient).astype(np.float32)
+    return p * np.exp2(whole)
+
+
+EXP2 = np.array(
+    [
+        1.326472731307149e-3,
+        9.671512991189957e-3,
+        5.550733581185341e-2,
+        2.4022242426872253e-1,
+        6.931470036506653e-1,
+        1,
+    ],
+    np.float32,
+)
+LOG2_E = np.float32(1.44269504)
 LARGEST_WEIGHT = np.float32(16383)
 NOTHING = np.float32(1e-30)
 """A vector no larger counts as zero: its inverse times the largest code must be finite."""
@@ -222,10 +248,10 @@ def store(cache: KVCache, layer: int, slots: IntArray, keys: FloatArray, values:
     cache.scales[at][key_places(slots)] = np.stack([key_scales, value_scales], axis=-1)[:, None]
 
 
-def load(cache: KVCache, layer: int, slots: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Keys, codes of values, both [slots, kv_heads, head_dim], and their scales [slots, kv_heads], in a layer."""
+def load(cache: KVCache, layer: int, slots: IntArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Codes of keys [slots, kv_heads, head_dim] and their scales [slots, kv_heads], then those of values."""
     at = slice(layer, layer + 1)
-    codes = np.ascontiguousarray(cache.keys[at][key_places(slots)][:, 0]).view(np.int16)
-    values = cache.values[at][value_places(slots)][:, 0].astype(np.float32)
+    keys = np.ascontiguousarray(cache.keys[at][key_places(slots)][:, 0]).view(np.int16)
+    values = cache.values[at][value_places(slots)][:, 0]
     scales = cache.scales[at][key_places(slots)][:, 0]
-    return codes * scales[..., :1], values, scales[..., 1]
+    return keys.astype(np.float64), scales[..., 0], values.astype(np.float32), scales[..., 1]
