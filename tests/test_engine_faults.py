@@ -95,7 +95,7 @@ def test_a_lying_q_counts_as_not_proposed_under_rejection(draft):
     assert request.stats.accepted == 0 or draft is BAD["past the vocabulary"]
 
 
-@pytest.mark.parametrize("method", ["begin", "propose", "observe", "end"])
+@pytest.mark.parametrize("method", ["begin", "awake", "propose", "observe", "end"])
 def test_every_call_of_a_drafter_may_fail_and_is_reported_once(method, monkeypatch, caplog):
     """The text is that of plain decoding, and the log has one line."""
 
@@ -109,6 +109,18 @@ def test_every_call_of_a_drafter_may_fail_and_is_reported_once(method, monkeypat
         assert [generate(engine, [1, 2]).output for _ in range(3)] == [greedy_text(LAW, [1, 2], 12)] * 3
     assert len(caplog.records) == 1
     assert "drafter scripted: KeyError" in caplog.text
+
+
+def test_a_drafter_that_sleeps_is_neither_asked_nor_told(monkeypatch):
+    """For four tokens; then it drafts all the others."""
+    drafter = ScriptedDrafter(perfect(LAW))
+    engine = make_engine(ScriptedModel(LAW), drafter)
+    monkeypatch.setattr(drafter, "awake", lambda ids: engine.scheduler.running[0].completion_tokens > 4)
+    request = generate(engine, [1, 2])
+    assert request.output == greedy_text(LAW, [1, 2], 12)
+    assert [len(seen.committed) for seen in drafter.observed] == [1, 7]  # the first comes of the prompt
+    assert len(drafter.proposed) == 1
+    assert not drafter.alive
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -83,7 +83,8 @@ class Engine:
         A request that cannot go on (a NaN in its logits, say) ends alone, with the reason "error". If the target
         raises, nothing was committed and no request is harmed: the step may be tried again.
         """
-        self.drop_cancelled()
+        if self._cancelled:
+            self.drop_cancelled()
         batch = self.scheduler.schedule()
         if not batch:
             return self._tell(())
@@ -140,14 +141,17 @@ def _verify(output: Output, batch: Sequence[Work], proposals: Sequence[Proposal]
     """The run of each piece of work whose logits were wanted, or why it has none."""
     logits, maxima = output.logits, output.maxima
     runs: list[Run | Exception | None] = []
-    row = 0
+    row, several = 0, len(batch) > 1
     for work, proposal in zip(batch, proposals, strict=True):
         if not work.wanted:
             runs.append(None)
             continue
-        end = row + 1 + len(proposal)
+        end = row + 1 + len(proposal.tokens)
+        mine, largest = logits, maxima
+        if several:
+            mine, largest = logits[row:end], None if maxima is None else maxima[row:end]
         try:
-            runs.append(_run(work.request, proposal, logits[row:end], None if maxima is None else maxima[row:end]))
+            runs.append(_run(work.request, proposal, mine, largest))
         except Exception as error:
             runs.append(error)
         row = end
@@ -156,15 +160,17 @@ def _verify(output: Output, batch: Sequence[Work], proposals: Sequence[Proposal]
 
 def _run(request: Request, proposal: Proposal, logits: FloatArray, maxima: FloatArray | None) -> Run:
     """Verify one proposal; logits: [1 + nodes, vocabulary], the first row that of the last committed token."""
-    outcome = request.verify(logits, proposal, request.params, request.noise, request.history, maxima)
-    path = outcome.path
-    tokens = (*[proposal.tokens[node] for node in path], outcome.token)
-    last: Source = "plain"
+    params = request.params
+    path, token = request.verify(logits, proposal, params, request.noise, request.history, maxima)
+    tokens: tuple[int, ...] = (token,)
+    sources: tuple[Source, ...] = ("plain",)
     if proposal.tokens:
-        last = "recovered" if proposal.children(path[-1] if path else ROOT) else "bonus"
-    accepted: list[Source] = ["accepted"] * len(path)
+        tokens = (*[proposal.tokens[node] for node in path], token)
+        last: Source = "recovered" if proposal.children(path[-1] if path else ROOT) else "bonus"
+        accepted: list[Source] = ["accepted"] * len(path)
+        sources = (*accepted, last)
     entries: tuple[Logprobs, ...] = ()
-    if (n := request.params.logprobs) is not None:
+    if (n := params.logprobs) is not None:
         rows = (1 + node for node in (ROOT, *path))
         entries = tuple(logprobs(logits[row], token, n) for row, token in zip(rows, tokens, strict=True))
-    return Run(path, tokens, (*accepted, last), entries)
+    return Run(path, tokens, sources, entries)

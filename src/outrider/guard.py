@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import index
 from types import MappingProxyType
 
@@ -30,29 +29,33 @@ class DrafterGuard:
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._suspected = False
+        self._asleep = False
         self.taps = drafter.taps
         self.known: dict[int, Request] = {}
 
     def propose(self, batch: Sequence[Work]) -> list[Proposal]:
         """One proposal per piece of work; EMPTY where none is allowed or none is usable."""
         for work in batch:
-            if work.request.speculation.length != 0 and work.request.id not in self.known:
+            if work.request.id not in self.known and work.request.speculation.length != 0:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
         places = [place for place, work in enumerate(batch) if work.most > 0]
-        if places:
-            with self._distrust():
-                rows = sum(work.end - work.start for work in batch)
-                answers = self._drafter.propose([_draft_request(batch[place], rows) for place in places])
-                if len(answers) != len(places):
-                    raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
-                for place, answer in zip(places, answers, strict=True):
-                    with self._distrust():
-                        proposal, fault = sanitise(answer, batch[place].most, self._vocabulary)
-                        constraint = batch[place].request.constraint
-                        proposals[place] = legal_part(proposal, constraint) if constraint else proposal
-                        if fault:
-                            raise ValueError(fault)
+        self._asleep = False
+        if not places:
+            return proposals
+        try:
+            self._asleep = not self._drafter.awake([batch[place].request.id for place in places])
+            if self._asleep:
+                return [DECLINED if work.most > 0 else EMPTY for work in batch]
+            rows = sum(work.end - work.start for work in batch)
+            answers = self._drafter.propose([_draft_request(batch[place], rows) for place in places])
+            if len(answers) != len(places):
+                raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
+            for place, answer in zip(places, answers, strict=True):
+                if answer is not EMPTY:
+                    proposals[place] = self._usable(answer, batch[place])
+        except Exception as error:
+            self._suspect(error)
         return proposals
 
     def observe(self, commits: Sequence[Commit], taps: Mapping[int, FloatArray] = MappingProxyType({})) -> None:
@@ -61,58 +64,73 @@ class DrafterGuard:
         taps  of the step's rows, by layer, [rows, hidden]; of each request, the drafter sees those whose KV was kept.
         """
         row = 0
+        told = bool(taps) or not self._asleep
         for commit in commits:
-            first, row = row, row + commit.rows
             emitted, request = commit.emitted, commit.work.request
-            if request.id not in self.known or not (emitted or taps):
-                continue
-            with self._distrust():
-                self._drafter.observe(
-                    Observation(
-                        id=request.id,
-                        committed=emitted.token_ids if emitted else (),
-                        proposal=commit.proposal,
-                        path=commit.path,
-                        taps=_kept_taps(commit, first, taps) if taps else None,
+            if request.id in self.known and told and (emitted or taps):
+                try:
+                    self._drafter.observe(
+                        Observation(
+                            id=request.id,
+                            committed=emitted.token_ids if emitted else (),
+                            proposal=commit.proposal,
+                            path=commit.path,
+                            taps=_kept_taps(commit, row, taps) if taps else None,
+                        )
                     )
-                )
+                except Exception as error:
+                    self._suspect(error)
+            if taps:
+                row += commit.rows
             if emitted and emitted.finish_reason:
                 self.end(request)
 
     def end(self, request: Request) -> None:
         """Let the drafter forget a request, if it ever heard of it."""
         if self.known.pop(request.id, None):
-            with self._distrust():
+            try:
                 self._drafter.end(request.id)
+            except Exception as error:
+                self._suspect(error)
 
     def _begin(self, request: Request) -> None:
         self.known[request.id] = request
-        with self._distrust():
+        try:
             self._drafter.begin(
                 RequestView(
                     id=request.id,
                     tokens=request.tokens,
                     prompt_length=len(request.prompt),
                     prediction=request.prediction,
+                    constrained=request.constraint is not None,
                     speculation=request.speculation,
                     reuse=request.reuse,
                 )
             )
-
-    @contextmanager
-    def _distrust(self) -> Iterator[None]:
-        """Do without what fails inside."""
-        try:
-            yield
         except Exception as error:
-            if not self._suspected:
-                self._suspected = True
-                log.warning(
-                    "drafter %s: %s: %s; the text is not affected, and further faults are not reported",
-                    self._drafter.name,
-                    type(error).__name__,
-                    error,
-                )
+            self._suspect(error)
+
+    def _usable(self, answer: Proposal, work: Work) -> Proposal:
+        """What of an answer can be sent to verification."""
+        try:
+            proposal, fault = sanitise(answer, work.most, self._vocabulary)
+            if fault:
+                self._suspect(ValueError(fault))
+            return legal_part(proposal, work.request.constraint) if work.request.constraint else proposal
+        except Exception as error:
+            self._suspect(error)
+            return EMPTY
+
+    def _suspect(self, error: Exception) -> None:
+        """Do without what failed, and say so once."""
+        if not self._suspected:
+            self._suspected = True
+            log.warning(
+                "drafter %s: %s: %s; the text is not affected, and further faults are not reported",
+                self._drafter.name,
+                type(error).__name__,
+                error,
+            )
 
 
 def sanitise(proposal: Proposal, most: int, vocabulary: int) -> tuple[Proposal, str]:
@@ -164,6 +182,7 @@ def _draft_request(work: Work, rows: int) -> DraftRequest:
         tokens=request.tokens,
         prompt_length=len(request.prompt),
         prediction=request.prediction,
+        constrained=request.constraint is not None,
         speculation=request.speculation,
         reuse=request.reuse,
         most=work.most,

@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.cache import KVSequence
 from outrider.constraints import Constraint
@@ -154,8 +154,7 @@ class Request:
         return len(self.tokens) - self.kv.length
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text that one committed token let out, and how the token came about.
 
     Text that was held back (an unfinished character, a possible stop string) belongs to the token that let it out.
@@ -165,8 +164,7 @@ class Piece:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
+class Drafting(NamedTuple):
     """What one step drafted for a request.
 
     allowed    most nodes that could have been drafted; 0 if the request wants none, or tokens or room run out.
@@ -183,7 +181,10 @@ class Drafting:
     declined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+UNDRAFTED = Drafting()
+
+
+@dataclass(slots=True)
 class Emitted:
     """What one step added to a request; with a finish reason it is the last of that request.
 
@@ -196,7 +197,7 @@ class Emitted:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     sources: tuple[Source, ...] = ()
-    drafting: Drafting = Drafting()
+    drafting: Drafting = UNDRAFTED
 
     @property
     def text(self) -> str:

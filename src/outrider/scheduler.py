@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from outrider.cache import BLOCK, KVCache, KVSequence
 from outrider.errors import RequestError
-from outrider.request import Detokeniser, Drafting, Emitted, Piece, Request
+from outrider.request import UNDRAFTED, Detokeniser, Drafting, Emitted, Piece, Request
 from outrider.sampling import History, Logprobs, SamplingParams, allowed_mask, check_ids, check_possible
 from outrider.types import FinishReason, Proposal, Source
 from outrider.verify import rule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """The part of a request in one step: committed tokens start .. end - 1, then a proposal of at most `most` nodes.
 
@@ -42,7 +42,7 @@ class Work:
         return self.request.tokens[self.start : self.end]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """What verification gives one request: tokens to commit unless the request stops before, and where each is from.
 
@@ -56,7 +56,7 @@ class Run:
     logprobs: tuple[Logprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """What one step made of one piece of work: accepted nodes, and what was committed of the run (None: no run)."""
 
@@ -178,7 +178,7 @@ class Scheduler:
             drafts.append(min(most, request.left - 1, rows // (len(decoding) - place)))
             rows -= drafts[-1]
 
-        free = self._cache.pool.free - sum(self._cache.missing(r.kv, len(r.tokens)) for r in decoding)
+        free = self._cache.pool.free - sum([self._cache.missing(r.kv, len(r.tokens)) for r in decoding])
         rows = max(rows, 1)
         prompts = []
         for request in prefilling:
@@ -240,48 +240,49 @@ class Scheduler:
     def _walk(self, work: Work, proposal: Proposal, run: Run) -> Emitted:
         """Commit a run, token by token, up to the first stop id, stop string, end of the grammar, or limit."""
         request = work.request
+        tokens, matcher, constraint = request.tokens, request.matcher, request.constraint
         reason: FinishReason | None = None
         pieces = []
-        begin = len(request.tokens)
-        for place, (token, source) in enumerate(zip(run.tokens, run.sources, strict=True)):
+        begin = len(tokens)
+        for place, token in enumerate(run.tokens):
             stop = token in request.stop_ids  # such a token counts, but adds no text
             complete = False
             try:
-                if request.constraint:
-                    request.constraint.accept(token)
-                    complete = request.constraint.finished
-                text = "" if stop else request.matcher.push(request.detokeniser.push(token))
+                if constraint:
+                    constraint.accept(token)
+                    complete = constraint.finished
+                text = "" if stop else matcher.push(request.detokeniser.push(token))
             except Exception as error:  # say, the model has more ids than the tokenizer, and chose one of them
                 request.error, reason = error, "error"
                 break
-            request.tokens.append(token)
+            tokens.append(token)
             if run.logprobs:
                 request.logprobs.append(run.logprobs[place])
             if text:
-                pieces.append(Piece(text, source))
-            if stop or complete or request.matcher.stopped:
+                pieces.append(Piece(text, run.sources[place]))
+                request.pieces.append(text)
+            if stop or complete or matcher.stopped:
                 reason = "stop"
                 break
-            if request.left == 0:
+            if len(tokens) == request.limit:
                 reason = "length"
                 break
-        committed = request.tokens[begin:]
-        request.pieces += [piece.text for piece in pieces]
+        committed = len(tokens) - begin
         stats = request.stats
         stats.steps += 1
-        accepted = min(len(run.path), len(committed))
-        drafting = Drafting(work.most, len(proposal), accepted, proposal.drafter, proposal.declined)
-        stats.drafted += drafting.drafted
-        stats.accepted += drafting.accepted
-        if proposal and proposal.drafter not in request.drafters:
-            request.drafters.append(proposal.drafter)
+        drafting = UNDRAFTED
+        if work.most:
+            accepted = min(len(run.path), committed)
+            drafting = Drafting(work.most, len(proposal), accepted, proposal.drafter, proposal.declined)
+            stats.drafted += drafting.drafted
+            stats.accepted += drafting.accepted
+            if proposal and proposal.drafter not in request.drafters:
+                request.drafters.append(proposal.drafter)
         if committed and request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()
         if reason and (tail := self._end(request, reason)):
-            pieces.append(Piece(tail, source))
-        return Emitted(
-            request, tuple(pieces), tuple(committed), reason, sources=run.sources[: len(committed)], drafting=drafting
-        )
+            pieces.append(Piece(tail, run.sources[place]))
+        return Emitted(request, tuple(pieces), run.tokens[:committed], reason, run.sources[:committed], drafting)
 
     def _end(self, request: Request, reason: FinishReason) -> str:
         """Take a request out and note why; returns the text that was still held back."""

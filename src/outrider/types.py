@@ -1,14 +1,15 @@
 """The values that pass between the floors of the house: proposals, rows, outputs, outcomes, commits.
 
-All are immutable. A *request* is one text being generated; a *step* is one forward pass of the target over the rows
-of all scheduled requests. `docs/architecture.md` draws the whole line.
+Nobody changes any of them. Those that are made in each step are not frozen by code, or tuples, since to freeze one
+takes a microsecond or two where a pass has just emptied the caches. A *request* is one text being generated; a *step*
+is one forward pass of the target over the rows of all scheduled requests. `docs/architecture.md` draws the whole line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +103,7 @@ EMPTY = Proposal()
 DECLINED = Proposal(declined=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """The token positions of one forward pass, flattened over requests: n rows, m requests, w wanted rows.
 
@@ -136,8 +137,7 @@ class Output:
     maxima: FloatArray | None = None  # [w, ceil(vocabulary / 32)], the largest of each 32 logits; NaN if one of them is
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What verification says of one proposal: the accepted nodes, root to leaf, and the token after them."""
 
     path: tuple[int, ...]

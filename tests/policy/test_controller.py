@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -264,6 +265,62 @@ def test_a_new_request_starts_with_all_drafters() -> None:
     controller.begin(request(3))
     broken.tokens[3] = [9]
     assert controller.propose([request(3)])[0].tokens == (9,)
+
+
+def written(controller: Controller, steps: int, *, speculation: Speculation = AUTO) -> list[int]:
+    """Lengths of a text of so many plain steps at which the controller was asked, if it was awake."""
+    tokens, asked = [1], []
+    view = RequestView(id=1, tokens=tokens, prompt_length=1, speculation=speculation)
+    controller.begin(view)
+    for _ in range(steps):
+        awake = controller.awake([1])
+        if awake:
+            asked.append(len(tokens))
+            controller.propose([DraftRequest(id=1, tokens=tokens, prompt_length=1, speculation=speculation, most=4)])
+        tokens.append(2)
+        if awake:  # as the engine does
+            controller.observe(Observation(id=1, committed=(2,), proposal=EMPTY, path=()))
+    return asked
+
+
+def test_it_sleeps_longer_and_longer_where_nobody_is_ever_right() -> None:
+    asked = written(Controller([Scripted("wrong", {1: [9]})], DEAR), 200)
+    gaps = [later - earlier for earlier, later in pairwise(asked)]
+    assert gaps[:10] == [1] * 10
+    assert gaps[-3:] == [16] * 3
+    assert asked == written(Controller([Scripted("wrong", {1: [9]})], DEAR), 200), "the same text, the same steps"
+
+
+def test_it_stays_awake_where_somebody_is_right_or_the_length_is_fixed() -> None:
+    assert len(written(Controller([Scripted("right", {1: [2]})], DEAR), 100)) == 100
+    fixed = Speculation("wrong", 3)
+    assert len(written(Controller([Scripted("wrong", {1: [9]})], DEAR), 100, speculation=fixed)) == 100
+
+
+def test_it_never_wakes_for_a_request_that_nobody_serves() -> None:
+    class Elsewhere(Scripted):
+        def serves(self, request: RequestView) -> bool:
+            return False
+
+    drafter = Elsewhere("elsewhere", {1: [2]})
+    assert written(Controller([drafter], FREE), 20) == []
+    assert written(Controller(()), 20) == []
+    assert drafter.calls == []
+
+
+def test_who_is_not_free_is_planned_for_less_and_less_often_where_that_never_pays() -> None:
+    asked = written(Controller([Scripted("dear", {1: [2]}, cost=5.0)], DEAR), 100)
+    assert [later - earlier for earlier, later in pairwise(asked)] == [2, 4, 8, *[16] * 5]
+
+
+def test_steps_that_it_slept_through_count_as_plain_ones() -> None:
+    told, slept = (Controller([Scripted("wrong", {1: [9]})], DEAR) for _ in range(2))
+    written(slept, 200)
+    written(told, 0)
+    for _ in range(199):
+        told.observe(observation(1))
+    slept._texts[1].wake()
+    assert slept._texts[1].ledger.room == pytest.approx(told._texts[1].ledger.room, rel=0.01)
 
 
 def test_without_drafters_it_is_plain_decoding() -> None:

@@ -34,6 +34,19 @@ def test_the_rate_tends_to_the_speed_up() -> None:
     assert ledger.rate == pytest.approx(2, abs=0.02)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 30])
+def test_plain_steps_can_be_entered_at_once(steps: int) -> None:
+    one_by_one, at_once = Ledger(3.0), Ledger(3.0)
+    for ledger in (one_by_one, at_once):
+        for _ in range(10):
+            ledger.enter(3, spent=0.5)
+    for _ in range(steps):
+        one_by_one.enter(1, 0.0)
+    at_once.plain(steps)
+    assert at_once.room == pytest.approx(one_by_one.room)
+    assert at_once.rate == pytest.approx(one_by_one.rate)
+
+
 def test_time_is_never_worth_less_than_plain_decoding() -> None:
     ledger = Ledger()
     ledger.enter(1, spent=5)

@@ -102,7 +102,7 @@ class KVCache:
             tokens += proposal.tokens
             slots += sequence.slots(range(start, last))
             requests += [number] * (last - start)
-            straight = end + _straight(proposal.parents)
+            straight = end + _straight(proposal.parents) if last > end else end
             positions += range(start, straight)
             tail_starts += range(start + 1, straight + 1)
             tail_offsets += [len(tail_slots)] * (straight - start)

@@ -23,6 +23,7 @@ class RequestView:
     tokens         prompt and committed output: the engine's own growing list; read it, and let it go at `end`.
     prompt_length  how many of them are the prompt.
     prediction     tokens that the caller expects as output; mostly ().
+    constrained    whether a grammar says what its output may be.
     speculation    what it says about drafting; a policy heeds it, the drafters themselves need not.
     reuse          whether what is computed for it may be kept for others, and what others have left be used for it.
     """
@@ -31,6 +32,7 @@ class RequestView:
     tokens: Sequence[int]
     prompt_length: int
     prediction: tuple[int, ...] = ()
+    constrained: bool = False
     speculation: Speculation = AUTO
     reuse: bool = True
 
@@ -104,9 +106,21 @@ class Drafter(Protocol):
     taps: bool = False
     expected: Sequence[float] = (0.6,)
 
+    def serves(self, request: RequestView) -> bool:
+        """Whether it may ever have something to say about this request; a policy leaves it alone otherwise."""
+        return True
+
     def begin(self, request: RequestView) -> None:
         """A request starts; its prompt is in `tokens`."""
         ...
+
+    def awake(self, request_ids: Sequence[int]) -> bool:
+        """Whether it is to be asked about these requests in the coming step.
+
+        Where it is not, it costs the step nothing: it is told of it only where the target has taps, and finds the
+        committed tokens in `tokens`.
+        """
+        return True
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal per request, in order, of at most `most` nodes; EMPTY where there is nothing to say.

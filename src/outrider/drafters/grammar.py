@@ -13,6 +13,9 @@ class GrammarDrafter(Drafter):
 
     name = "grammar"
 
+    def serves(self, request: RequestView) -> bool:
+        return request.constrained
+
     def begin(self, request: RequestView) -> None:
         pass
 

@@ -28,6 +28,9 @@ class PredictionDrafter(Drafter):
         self._k = k
         self._places: dict[int, _Place] = {}
 
+    def serves(self, request: RequestView) -> bool:
+        return bool(request.prediction)
+
     def begin(self, request: RequestView) -> None:
         self._places[request.id] = _Place(request.prediction)
 

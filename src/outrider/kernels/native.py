@@ -40,6 +40,8 @@ from outrider.weights.weight import Weight
 MAXIMUM = 32
 """Logits that share a maximum in `Output.maxima`."""
 
+_KEPT = 256  # sizes of passes
+
 
 class NativeProgram:
     """A program on the native kernels: `run` computes its outputs for the rows of one pass."""
@@ -73,7 +75,7 @@ class NativeProgram:
         self._inputs = lowering.inputs
         self._read = lowering.read
         self._outputs = {name: (places[buffer.index], buffer.wanted) for name, buffer in program.outputs.items()}
-        self._views: dict[tuple[int, int], FloatArray] = {}
+        self._results: dict[tuple[int, int], dict[str, FloatArray]] = {}
 
     @property
     def weight_bytes(self) -> int:
@@ -103,18 +105,14 @@ class NativeProgram:
             cache.values,
             cache.scales,
         )
-        if moved:
-            self._views.clear()
-        return {
-            name: self._view(place, len(rows.wanted if wanted else rows.tokens))
-            for name, (place, wanted) in self._outputs.items()
-        }
-
-    def _view(self, buffer: int, rows: int) -> FloatArray:
-        """The first rows of a buffer; the views are kept, since making one takes longer than all else around a pass."""
-        if (view := self._views.get((buffer, rows))) is None:
-            view = self._views[buffer, rows] = self._executor.output(buffer, rows)
-        return view
+        if moved or len(self._results) > _KEPT:
+            self._results.clear()
+        sizes = len(rows.tokens), len(rows.wanted)
+        if (found := self._results.get(sizes)) is None:  # kept, since to make views takes longer than all around a pass
+            found = self._results[sizes] = {
+                name: self._executor.output(place, sizes[wanted]) for name, (place, wanted) in self._outputs.items()
+            }
+        return found
 
     def profile(self, on: bool) -> None:
         """Start afresh, or stop, to measure the time of each operation; see `profiled`."""
@@ -150,13 +148,16 @@ class NativeModel(NativeProgram):
         maxima = self._executor.buffer(-(-self.vocabulary_size // MAXIMUM), wanted)
         self._executor.maxima(logits, maxima)
         self._outputs["maxima"] = maxima, wanted
+        self._made: tuple[dict[str, FloatArray], Output] | None = None
         self._taps = {name: int(name.removeprefix("tap.")) for name in program.outputs if name != "logits"}
 
     def forward(self, rows: Rows, cache: KVCache) -> Output:
         """One pass over all rows; the arrays of the result are views that the next pass overwrites."""
         outputs = self.run(rows, cache)
-        taps = {layer: outputs[name] for name, layer in self._taps.items()}
-        return Output(outputs["logits"], taps, outputs["maxima"])
+        if self._made is None or self._made[0] is not outputs:
+            taps = {layer: outputs[name] for name, layer in self._taps.items()}
+            self._made = outputs, Output(outputs["logits"], taps, outputs["maxima"])
+        return self._made[1]
 
 
 def choose_kernels(name: str | None = None) -> str:

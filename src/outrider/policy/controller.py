@@ -45,8 +45,9 @@ class Controller(Drafter):
 
     def begin(self, request: RequestView) -> None:
         wanted = request.speculation.drafter
-        drafters = [drafter for drafter in self._drafters if wanted in (None, drafter.name)]
-        text = self._texts[request.id] = Text(drafters, request.prompt_length * self._prefill, self._lookup)
+        drafters = [each for each in self._drafters if wanted in (None, each.name) and each.serves(request)]
+        prefill = request.prompt_length * self._prefill
+        text = self._texts[request.id] = Text(request, drafters, prefill, self._lookup)
         for drafter in drafters:
             try:
                 drafter.begin(request)
@@ -54,8 +55,18 @@ class Controller(Drafter):
                 self._switch_off(drafter, request.id, error)
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
+    def awake(self, request_ids: Sequence[int]) -> bool:
+        for request_id in request_ids:
+            text = self._texts[request_id]
+            if len(text.tokens) >= text.due:
+                return True
+        return False
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
+        texts = [self._texts[request.id] for request in requests]
+        for text in texts:
+            text.wake()
+        decision = Decision(requests, texts, self._prices, self._prefill)
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])

@@ -10,7 +10,8 @@ from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
-from outrider.drafters.base import Drafter, DraftRequest, Observation
+from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.policy.alarm import Alarm
 from outrider.policy.allocate import allocate
 from outrider.policy.calibration import Acceptance, Calibration
 from outrider.policy.ledger import Ledger
@@ -21,24 +22,33 @@ _CONTEXTS = 64  # costs are looked up for multiples of so many tokens
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
 _WINDOW = 16  # steps
 _RARE = 0.02  # hits per step
-_LONGEST = 15  # steps without asking
 _DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws for
 
 
 class Text:
     """What a request has taught about its drafters.
 
+    tokens     prompt and output, as they grow.
     active     the drafters that it may use.
     observers  those that want to know what became of their proposals.
     ledger     what drafting has cost and brought; `prefill` is its own.
 
+    asking, planning  when free drafters are asked, and when the others are planned for: less and less often where that
+                      is of no use. Where the request says itself how much is drafted, both are at all times.
+
     lookup  what asking the free drafters takes, in plain steps.
     """
 
-    def __init__(self, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
+    def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
         self.active = list(active)
         self.observers: list[Drafter] = []
         self.ledger = Ledger(prefill)
+        self.tokens = request.tokens
+        self._fixed = request.speculation.length is not None
+        planned = sum(bool(drafter.cost or drafter.draws) for drafter in active)
+        self.asking = Alarm(planned < len(active))
+        self.planning = Alarm(planned > 0)
+        self._known = request.prompt_length  # tokens of prompt and output that the ledger knows of
         self._calibrations = {id(drafter): Calibration() for drafter in active}
         self._acceptances = {
             id(drafter): Acceptance(drafter.expected) for drafter in active if drafter.cost or drafter.draws
@@ -49,8 +59,18 @@ class Text:
         self._heard: list[tuple[Drafter, Proposal]] = []
         self._lookup = lookup
         self._hits = 0.1  # how often the next token was among what free drafters proposed, of late
-        self._silence = self._wait = 0
-        self._listening = False
+        self._asked = False
+
+    @property
+    def due(self) -> float:
+        """The length of the text at which there is something to decide."""
+        return min(self.asking.due, self.planning.due)
+
+    def wake(self) -> None:
+        """A decision is made. Steps since the last one, of which nobody was told, were plain: they had no drafts."""
+        if (missed := len(self.tokens) - self._known) > 0:
+            self.ledger.plain(missed)
+            self._known += missed
 
     def calibration(self, drafter: Drafter) -> Calibration:
         """How far the drafter's estimates can be believed."""
@@ -70,12 +90,19 @@ class Text:
         self._read[id(drafter)] = tokens
         self.ledger.read(spent)
 
-    def listens(self) -> bool:
+    def asks(self) -> bool:
         """Whether free drafters are to be asked in this step. To look things up takes some time, too: where they are
         hardly ever right, they are asked less and less often."""
-        self._listening = not self._wait
-        self._wait = max(self._wait - 1, 0)
-        return self._listening
+        self._asked = len(self.tokens) >= self.asking.due
+        return self._asked
+
+    def plans(self) -> bool:
+        """Whether the others are to be planned for."""
+        return len(self.tokens) >= self.planning.due
+
+    def planned(self, drafter: Drafter | None) -> None:
+        """Which of them was chosen in this step."""
+        self.planning.set(len(self.tokens) + 1, useless=drafter is None and not self._fixed)
 
     def hear(self, drafter: Drafter, proposal: Proposal) -> None:
         """A free drafter has proposed this, whatever becomes of it."""
@@ -93,16 +120,18 @@ class Text:
         if not observation.committed:
             return
         self.ledger.enter(len(observation.committed), self._spent)
+        self._known += len(observation.committed)
         hit = False
         for drafter, proposal in self._heard:
             outcomes = _outcomes(proposal, observation.committed)
             hit = hit or any(right for _, right in outcomes)
             self.calibration(drafter).learn(outcomes)
         self._heard.clear()
-        if self._listening:
+        if self._asked:
+            self._asked = False
             self._hits += (hit - self._hits) / _WINDOW
-            self._silence = min(2 * self._silence + 1, _LONGEST) if self._hits < max(_RARE, 2 * self._lookup) else 0
-            self._wait = self._silence
+            rare = self._hits < max(_RARE, 2 * self._lookup) and not self._fixed
+            self.asking.set(len(self.tokens), useless=rare)
         if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
             proposal, path = observation.proposal, (ROOT, *observation.path)
             reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
@@ -169,20 +198,16 @@ class Decision:
         self._share = plain / count  # of a plain step, in one-row passes
         self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
         self._rooms = [text.ledger.room * self._share for text in texts]
-        self._listening: list[int] = []
-        self._deaf: list[int] = []
-        for i, (request, text) in enumerate(zip(requests, texts, strict=True)):
-            listens = request.speculation.length is not None or text.listens()
-            (self._listening if listens else self._deaf).append(i)
+        self._asking = [i for i, text in enumerate(texts) if text.asks()]
         self._offers: list[Offer | None] = [None] * count
         self._values = [0.0] * count
-        self._declined = [False] * count  # somebody had something, or was not asked as it would not have paid
+        self._declined = [True] * count  # somebody has something, or is not asked as it would not have paid
+        for i in self._asking:
+            self._declined[i] = False
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
-        for i in self._deaf:
-            self._declined[i] = self._declined[i] or self._wants(i, drafter)
-        return [i for i in self._listening if self._wants(i, drafter)]
+        return [i for i in self._asking if self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
@@ -191,6 +216,8 @@ class Decision:
         """
         plans: dict[Drafter, dict[int, int]] = {}
         for i, request in enumerate(self._requests):
+            if not self._texts[i].plans():
+                continue
             best: tuple[float, Drafter | None, int] = (self._values[i], None, 0)
             for drafter in drafters:
                 if not self._wants(i, drafter):
@@ -207,6 +234,7 @@ class Decision:
                 value -= self._reading(i, drafter, added[most])
                 best = max(best, (value, drafter, most), key=itemgetter(0))
             _, chosen, most = best
+            self._texts[i].planned(chosen)
             if chosen is None:
                 self._declined[i] = self._declined[i] or any(self._wants(i, drafter) for drafter in drafters)
             else:

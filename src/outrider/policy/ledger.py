@@ -42,6 +42,12 @@ class Ledger:
         time = 1 + spent
         self._recent += (tokens - self._recent * time) / (_WINDOW + time)
 
+    def plain(self, steps: int) -> None:
+        """So many steps had no drafts: as `enter(1, 0)`, each time."""
+        self.tokens += steps
+        self.steps += steps
+        self._recent = 1 + (self._recent - 1) * (_WINDOW / (1 + _WINDOW)) ** steps
+
     def can_read(self, time: float) -> bool:
         """Whether a drafter may take so long to read the text before it drafts; see `read`."""
         return time <= self.room + self._reading + BUDGET * _COMING

@@ -29,13 +29,23 @@ class Detokeniser:
     def __init__(self, tokenizer: TokenBytes) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = False
 
     def push(self, token: int) -> str:
         """The text that `token` completes, "" while a character is unfinished. RequestError for an unknown id."""
-        return self._decoder.decode(self._token_bytes(token))
+        added = self._token_bytes(token)
+        if not self._unfinished:
+            try:
+                return added.decode()  # mostly whole characters, and then this is the shortest way
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(added)
+        self._unfinished = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """The tail: U+FFFD if the last character was left unfinished, else "". A new text may be pushed then."""
         tail = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        self._unfinished = False
         return tail
