@@ -135,28 +135,40 @@ def report_work(runs: Mapping[str, list[Account]]) -> None:
 def by_clock(
     llm: LLM, questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, rounds: int
 ) -> None:
-    """Plain and auto in turn, group by group: seconds from the first step to the end."""
-    rows = []
+    """Plain and auto in turn, a few texts at a time, in this order and in the other: seconds from the first token on.
+
+    A group's figure is the median over the rounds, of which each has all texts.
+    """
+    ways = ("off", "auto")
+    seconds = {(group, way): [0.0] * rounds for group in questions for way in ways}
     for group, prompts in questions.items():
-        subjects = {name: lambda s=name: _seconds(llm, prompts, params, s, batch) for name in ("off", "auto")}  # noqa: B023
-        figures = common.interleave(subjects, rounds)
-        rows.append([group, len(prompts), f"{common.median_ratio(figures['off'], figures['auto']):.3f}"])
+        _seconds(llm, prompts[:1], params, "off")  # what the first pass touches
+        for turn in range(rounds):
+            for start in range(0, len(prompts), batch):
+                for way in ways if turn % 2 else ways[::-1]:
+                    seconds[group, way][turn] += _seconds(llm, prompts[start : start + batch], params, way)
+
+    def row(title: str, groups: Sequence[str]) -> tuple[str, int, str]:
+        plain, auto = ([sum(times) for times in zip(*[seconds[g, way] for g in groups], strict=True)] for way in ways)
+        return title, sum(len(questions[g]) for g in groups), f"{common.median_ratio(plain, auto):.3f}"
+
+    tasks, hostile_groups = ([g for g in questions if (g in HOSTILE) == hostile] for hostile in (False, True))
+    rows = [row(group, [group]) for group in questions]
+    rows += [row(title, groups) for title, groups in (("all tasks", tasks), ("adversarial", hostile_groups)) if groups]
     common.table("By the clock", ("group", "texts", "auto over plain"), rows)
 
 
-def _seconds(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, speculation: str, batch: int) -> float:
-    total = 0.0
-    for start in range(0, len(prompts), batch):
-        requests = [llm.request(p, params, speculation=speculation) for p in prompts[start : start + batch]]
-        for request in requests:
-            llm.engine.submit(request)
-        while any(request.timings.first_token is None for request in requests):
-            llm.engine.step()
-        begun = time.perf_counter()
-        while not llm.engine.idle:
-            llm.engine.step()
-        total += time.perf_counter() - begun
-    return total
+def _seconds(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, speculation: str) -> float:
+    """From the step after which all these texts have their first token, to the end of all."""
+    requests = [llm.request(prompt, params, speculation=speculation) for prompt in prompts]
+    for request in requests:
+        llm.engine.submit(request)
+    while any(request.timings.first_token is None for request in requests):
+        llm.engine.step()
+    begun = time.perf_counter()
+    while not llm.engine.idle:
+        llm.engine.step()
+    return time.perf_counter() - begun
 
 
 def main() -> None:

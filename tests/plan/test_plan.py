@@ -34,7 +34,8 @@ def told() -> list[tuple[str, int, int]]:
 @pytest.fixture(scope="module")
 def found(path: Path, told: list[tuple[str, int, int]]) -> Plan:
     llm = LLM(path, threads=1, costs=FREE)
-    return plan(llm, ["the thin thing the thin", "Hello"], PARAMS, progress=lambda *news: told.append(news))
+    prompts = ["the thin thing the thin", "Hello"]
+    return plan(llm, prompts, PARAMS, costs=FREE, progress=lambda *news: told.append(news))
 
 
 def test_every_drafter_that_speaks_of_itself_has_a_forecast(found: Plan) -> None:
@@ -110,7 +111,7 @@ def test_no_prompts_are_refused(path: Path) -> None:
 
 
 def test_of_many_prompts_some_are_used_and_that_is_said(path: Path) -> None:
-    many = plan(LLM(path, threads=1, costs=FREE), ["Hi"] * 30, SamplingParams(max_tokens=2))
+    many = plan(LLM(path, threads=1, costs=FREE), ["Hi"] * 30, SamplingParams(max_tokens=2), costs=FREE)
     assert many.prompts == (24, 30)
     assert "24 of 30 prompts" in report.as_text(many)
 

@@ -53,6 +53,17 @@ def test_rows_that_become_dearer_are_noticed(rows: float) -> None:
     assert Machine(rows=rows, noise=0.1).run() == pytest.approx(rows, rel=0.2)
 
 
+def test_rows_that_cost_nothing_when_they_were_measured_may_do_so_later() -> None:
+    """Two processors may have a core each now, and share one in the next minute."""
+    machine = Machine(noise=0.05)
+    machine.prices = Prices(Costs((1, 9), (0,), ((0.002, 0.002),)), [], lambda: machine.now)
+    assert machine.prices.added(1, 0, 2) == (0.0, 0.04, 0.08)
+    for _ in range(300):
+        machine.step(0)
+        machine.step(2)  # which takes 1.2 plain ones
+    assert machine.prices.added(1, 0, 2)[2] == pytest.approx(0.2, rel=0.2)
+
+
 def test_rows_never_become_much_cheaper_nor_dearer_than_was_measured() -> None:
     assert Machine(rows=0.01).run() == pytest.approx(2**-0.5)
     assert Machine(rows=100).run() == pytest.approx(4)

@@ -6,7 +6,8 @@
 `docs/policy.md` explains the figures.
 """
 
+from outrider.plan.bench import Way
 from outrider.plan.forecast import Forecast, Steps
-from outrider.plan.run import PROMPTS, Plan, Way, plan
+from outrider.plan.run import PROMPTS, Plan, plan
 
 __all__ = ["PROMPTS", "Forecast", "Plan", "Steps", "Way", "plan"]

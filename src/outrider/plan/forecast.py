@@ -1,18 +1,32 @@
 """From the steps of one drafter to its speed at every length, by Leviathan et al. 2023 (arXiv 2211.17192, theorem 3.8).
 
-    S(k) = tokens per step / time per step = (1 + sum over j <= k of P(at least j accepted)) / E[c m + v(m + 1)]
+    S(k) = tokens per step / time per step = (1 + sum over j <= k of P(at least j accepted)) / E[c m + v(m + 1) + h]
 
 The paper takes one acceptance rate alpha for all positions, which makes the tokens (1 - alpha^(k+1)) / (1 - alpha); k
-drafted tokens in every step; and v = 1. Here the rate at each position, the number m of tokens that the drafter has to
-say when it may say k, and the times c and v are measured.
+drafted tokens in every step; v = 1; and no time beside passes. Here the rate at each position, the number m of tokens
+that the drafter has to say when it may say k, the times c and v, and the time h beside passes are measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.policy.costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Seconds that a step takes beside passes, mostly Python's: a plain one; one in which the drafter is asked and has
+    nothing to say; one with drafts."""
+
+    plain: float = 0.0
+    silent: float = 0.0
+    drafted: float = 0.0
+
+
+_NOTHING = Beside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +67,29 @@ class Steps:
             rates.append(self._reached(position + 1) / turns)
         return tuple(rates)
 
-    def tokens(self, k: int) -> float:
-        """Tokens per step, had it been asked for k."""
-        return 1 + sum(self._reached(j) for j in range(1, k + 1)) / max(self.count, 1)
+    @property
+    def tokens(self) -> float:
+        """Per step."""
+        return 1 + sum(accepted * n for (_, accepted), n in self.outcomes.items()) / max(self.count, 1)
 
-    def time(self, k: int, c: float, costs: Costs, context: int) -> float:
-        """Time per step, in plain ones, had it been asked for k."""
-        if not self.count:
-            return 1.0
+    def time(self, c: float, costs: Costs, context: int, beside: Beside) -> float:
+        """Per step, in plain ones."""
+        plain = costs.plain(context)
         total = 0.0
         for (drafted, _), n in self.outcomes.items():
-            rows = min(drafted, k)
-            total += n * (c * rows + costs.v(rows + 1, context))
-        return total / self.count
+            rest = beside.drafted if drafted else beside.silent
+            total += n * (plain * (c * drafted + costs.v(drafted + 1, context)) + rest)
+        return total / self.count / (plain + beside.plain) if self.count else 1.0
+
+    def lengths(self) -> list[Steps]:
+        """As if it had been asked for 1, 2, .. `most` tokens in these same steps, of a chain each."""
+        cuts = []
+        for k in range(1, self.most + 1):
+            outcomes: Counter[tuple[int, int]] = Counter()
+            for (drafted, accepted), n in self.outcomes.items():
+                outcomes[min(drafted, k), min(accepted, k)] += n
+            cuts.append(Steps(k, outcomes))
+        return cuts
 
     def _reached(self, position: int) -> int:
         """Steps in which the token at that position, counted from 1, was accepted."""
@@ -76,8 +100,9 @@ class Steps:
 class Forecast:
     """A drafter's figures.
 
-    c         time of one drafted token, in plain steps.
+    c         time of one drafted token, in one-row passes.
     context   tokens before a step, on average.
+    steps     at the greatest length.
     speed_ups  predicted, at lengths 0, 1, 2, ...
     """
 
@@ -86,13 +111,15 @@ class Forecast:
     context: int
     steps: Steps
     speed_ups: tuple[float, ...]
+    beside: Beside
 
     @classmethod
-    def make(cls, drafter: str, c: float, context: int, steps: Steps, costs: Costs) -> Forecast:
-        """Predicts."""
-        lengths = range(1, steps.most + 1)
-        predicted = (steps.tokens(k) / steps.time(k, c, costs, context) for k in lengths)
-        return cls(drafter, c, context, steps, (1.0, *predicted))
+    def make(
+        cls, drafter: str, c: float, context: int, lengths: Sequence[Steps], costs: Costs, beside: Beside = _NOTHING
+    ) -> Forecast:
+        """Predicts from the steps at lengths 1, 2, ..."""
+        predicted = (steps.tokens / steps.time(c, costs, context, beside) for steps in lengths)
+        return cls(drafter, c, context, lengths[-1], (1.0, *predicted), beside)
 
     @property
     def best(self) -> int:

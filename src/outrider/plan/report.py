@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from outrider.plan.bench import Way
 from outrider.plan.forecast import Forecast
-from outrider.plan.run import Plan, Way
+from outrider.plan.run import Plan
 
 SCHEMA = 1
 """Grows when a field of the JSON goes, or changes its meaning."""
@@ -45,15 +46,16 @@ def as_json(plan: Plan) -> dict[str, object]:
 
 def prediction_error(plan: Plan) -> float | None:
     """By how much the measured speed-up of the best fixed length exceeds the predicted one, as a share of it."""
-    return None if plan.fixed is None else plan.fixed.speed_up / plan.forecasts[0].speed_up - 1
+    fixed = plan.fixed
+    return None if fixed is None or fixed.predicted is None else fixed.speed_up / fixed.predicted - 1
 
 
 def ways(plan: Plan) -> list[tuple[str, Way, float | None]]:
     """What was measured: a name, the figures, and the speed-up that was predicted."""
-    best = plan.forecasts[0]
     found: list[tuple[str, Way, float | None]] = [("plain", plan.plain, 1.0)]
     if plan.fixed is not None:
-        found.append((f"{best.drafter}, {_tokens(best.best)}", plan.fixed, best.speed_up))
+        drafter, _, length = plan.fixed.speculation.partition(":")
+        found.append((f"{drafter}, {_tokens(int(length))}", plan.fixed, plan.fixed.predicted))
     return [*found, ("auto", plan.auto, None)]
 
 
@@ -94,6 +96,11 @@ def _forecast(forecast: Forecast, plan: Plan) -> Iterator[str]:
     steps = forecast.steps
     price = f"c = {forecast.c:.2f} plain steps a token" if forecast.c else "c = 0, a lookup"
     yield f"{forecast.drafter}: {price}; it drafts in {steps.spoke:.0%} of the steps"
+    beside = forecast.beside
+    yield (
+        f"  beside passes a step takes {beside.plain * 1e6:.0f} µs if plain, {beside.drafted * 1e6:.0f} if it drafts, "
+        f"{beside.silent * 1e6:.0f} if it has nothing to say"
+    )
     yield "   k  accepted there  predicted speed-up"
     longest = max(forecast.speed_ups)
     for k, speed_up in enumerate(forecast.speed_ups):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,13 @@ class Costs:
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def mean(cls, several: Sequence[Costs]) -> Costs:
+        """Of several measurements of one model: what passes took on average in all that time."""
+        columns = zip(*[costs.seconds for costs in several], strict=True)
+        seconds = tuple(tuple(fmean(times) for times in zip(*column, strict=True)) for column in columns)
+        return cls(several[0].rows, several[0].contexts, seconds)
 
     def v(self, rows: float, context: int = 0) -> float:
         """Time of a pass of so many rows over that of one row, at that context length.

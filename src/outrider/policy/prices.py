@@ -17,7 +17,8 @@ _BAND = 0.2  # octaves by which it must have moved
 _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
 _AT_ONCE = 32  # steps
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
-_FEW = 0.1  # one-row passes: what adds less is lost in noise
+_LEAST = 0.04  # one-row passes that a row adds at least: where nothing was measured, there is nothing to correct
+_FEW = 0.03  # one-row passes: what adds less is lost in noise
 
 
 class Drift:
@@ -58,7 +59,7 @@ class Prices:
         """clock: None for no corrections."""
         self._costs = costs
         self._clock = clock
-        self._measured = lru_cache(1024)(costs.added)
+        self._measured = lru_cache(1024)(costs.added if clock is None else self._added)
         self._corrected = lru_cache(1024)(self._correct)
         self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
         self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
@@ -106,6 +107,10 @@ class Prices:
         more = self._measured(rows, context, drafted)[-1]
         if more >= _FEW:
             self._rows.see(max(passes / self._plain.median - self._costs.v(rows, context), 1e-3) / more)
+
+    def _added(self, base: int, context: int, most: int) -> Sequence[float]:
+        measured = self._costs.added(base, context, most)
+        return tuple([max(time, _LEAST * rows) for rows, time in enumerate(measured)])
 
     def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
         measured = self._measured(base, context, most)
