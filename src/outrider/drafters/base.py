@@ -1,6 +1,7 @@
 """What a drafter is: a life cycle per request (begin, propose, observe, end) and the values it is given.
 
-A drafter is untrusted: what it proposes costs or saves time and never changes the text.
+A drafter is untrusted: what it proposes costs or saves time and never changes the text. The values that it is given are
+its own; they are not frozen for the reason given in `outrider.types`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outrider.speculation import AUTO, Speculation
 from outrider.types import FloatArray, Proposal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RequestView:
     """A request as drafters see it.
 
@@ -37,7 +38,7 @@ class RequestView:
     reuse: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftRequest(RequestView):
     """A request that wants a proposal of at most `most` nodes (0 or more).
 
@@ -74,7 +75,7 @@ class Taps:
     layers: Mapping[int, FloatArray]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Observation:
     """What became of one request in one step: the tokens committed, the proposal, and its accepted nodes.
 

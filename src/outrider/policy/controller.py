@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.costs import FREE, Costs
-from outrider.policy.decision import Decision, Text
+from outrider.policy.decision import Decision
 from outrider.policy.prices import Prices
+from outrider.policy.text import Text
 from outrider.types import EMPTY, Proposal
 
 log = logging.getLogger(__name__)

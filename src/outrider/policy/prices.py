@@ -1,7 +1,7 @@
 """Costs as they are now: those that were measured, corrected where the running figures drift away from them.
 
-Corrections go in steps of a quarter octave, and only after many steps that agree: on a machine that stays as it is, the
-same request takes the same steps.
+Corrections go in steps of a quarter octave, and only after steps that agree: on a machine that stays as it is, the same
+request takes the same steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from functools import lru_cache
 from outrider.drafters.base import Drafter
 from outrider.policy.costs import Costs
 
-_RATE = 0.02  # octaves that one time moves a median
+_DRAFTING = 1.2e-4  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
+_RATE = 0.02  # octaves that one time moves a median, and up to eight times that where many in a row lie on one side
+_AGREE = 4  # times in a row that double it
 _BAND = 0.2  # octaves by which it must have moved
 _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
 _AT_ONCE = 32  # steps
@@ -27,17 +29,21 @@ class Drift:
     least, most  bounds, in octaves.
     """
 
-    __slots__ = ("_held", "_least", "_most", "_octaves", "factor")
+    __slots__ = ("_above", "_held", "_least", "_most", "_octaves", "_row", "factor")
 
     def __init__(self, least: float = _DOWN, most: float = _UP) -> None:
         self._least, self._most = least, most
         self._octaves = self._held = 0.0
+        self._above, self._row = False, 0
         self.factor = 1.0
 
     def see(self, ratio: float) -> None:
         """One more."""
-        step = _RATE if ratio > 2**self._octaves else -_RATE
-        self._octaves = min(max(self._octaves + step, self._least), self._most)
+        above = ratio > 2**self._octaves
+        self._row = self._row + 1 if above == self._above else 0
+        self._above = above
+        step = _RATE * 2 ** min(self._row // _AGREE, 3)
+        self._octaves = min(max(self._octaves + (step if above else -step), self._least), self._most)
         if abs(self._octaves - self._held) > _BAND:
             self._held = round(4 * self._octaves) / 4
             self.factor = 2**self._held
@@ -61,6 +67,8 @@ class Prices:
         self._clock = clock
         self._measured = lru_cache(1024)(costs.added if clock is None else self._added)
         self._corrected = lru_cache(1024)(self._correct)
+        self._drafts = lru_cache(1024)(self._with_drafting)
+        self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
         self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
         self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
         self._step: tuple[float, int, int, int] | None = None
@@ -69,6 +77,10 @@ class Prices:
     def added(self, base: int, context: int, most: int) -> Sequence[float]:
         """As `Costs.added`, corrected."""
         return self._corrected(base, context, most, self._rows.factor)
+
+    def drafts(self, base: int, context: int, most: int) -> Sequence[float]:
+        """What so many drafted tokens add to a step: their rows, and what it takes to draft at all."""
+        return self._drafts(base, context, most, self._rows.factor)
 
     def token(self, drafter: Drafter) -> float:
         """Of a drafted token."""
@@ -115,3 +127,6 @@ class Prices:
     def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
         measured = self._measured(base, context, most)
         return measured if factor == 1 else tuple(factor * time for time in measured)
+
+    def _with_drafting(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
+        return (0.0, *[time + self._drafting for time in self._corrected(base, context, most, factor)[1:]])
