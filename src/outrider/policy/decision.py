@@ -6,6 +6,7 @@ It depends on nothing but what it is given: estimates, costs and what the texts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -56,21 +57,38 @@ class Decision:
         self._texts = texts
         self._prices = prices
         self._prefill = prefill
-        count = len(requests)
-        context = max(len(request.tokens) for request in requests) // _CONTEXTS * _CONTEXTS
-        self.context, self.rows = context, requests[0].rows
-        self._added = prices.drafts(self.rows, context, sum(request.most for request in requests))
-        plain = 1.0 if count == 1 else 1.0 + prices.added(1, context, count - 1)[-1]
-        self._share = plain / count  # of a plain step, in one-row passes
-        self._worth = sum(text.ledger.rate for text in texts) / plain  # tokens in the time of a one-row pass
-        self._rooms = [text.ledger.room * self._share for text in texts]
+        self.context = max([len(request.tokens) for request in requests]) // _CONTEXTS * _CONTEXTS
+        self.rows = requests[0].rows
         self._asking = [i for i, text in enumerate(texts) if text.asks()]
-        self._offers: list[Offer | None] = [None] * count
-        self._values = [0.0] * count
+        self._offers: list[Offer | None] = [None] * len(requests)
+        self._values = [0.0] * len(requests)
         # Somebody has something, or is not asked as it would not have paid.
         self._declined = [bool(text.active) for text in texts]
         for i in self._asking:
             self._declined[i] = False
+
+    # What follows is worked out where there is an offer, or a plan.
+
+    @cached_property
+    def _added(self) -> Sequence[float]:
+        most = sum([request.most for request in self._requests])
+        return self._prices.drafts(self.rows, self.context, most)
+
+    @cached_property
+    def _share(self) -> float:
+        """Of a request in a plain step, in one-row passes."""
+        count = len(self._requests)
+        plain = 1.0 if count == 1 else 1.0 + self._prices.added(1, self.context, count - 1)[-1]
+        return plain / count
+
+    @cached_property
+    def _worth(self) -> float:
+        """Tokens in the time of a one-row pass."""
+        return sum([text.ledger.rate for text in self._texts]) / (self._share * len(self._texts))
+
+    @cached_property
+    def _rooms(self) -> list[float]:
+        return [text.ledger.room * self._share for text in self._texts]
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
@@ -105,6 +123,7 @@ class Decision:
             if chosen is None:
                 self._declined[i] = self._declined[i] or any(self._wants(i, drafter) for drafter in drafters)
             else:
+                self._declined[i] = False
                 plans.setdefault(chosen, {})[i] = most
                 text = self._texts[i]
                 text.read(chosen, len(request.tokens), self._unread(i, chosen) / self._share)
