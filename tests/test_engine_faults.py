@@ -115,7 +115,7 @@ def test_a_drafter_that_sleeps_is_neither_asked_nor_told(monkeypatch):
     """For four tokens; then it drafts all the others."""
     drafter = ScriptedDrafter(perfect(LAW))
     engine = make_engine(ScriptedModel(LAW), drafter)
-    monkeypatch.setattr(drafter, "awake", lambda ids: engine.scheduler.running[0].completion_tokens > 4)
+    monkeypatch.setattr(drafter, "awake", lambda ids: ids[: engine.scheduler.running[0].completion_tokens > 4])
     request = generate(engine, [1, 2])
     assert request.output == greedy_text(LAW, [1, 2], 12)
     assert [len(seen.committed) for seen in drafter.observed] == [1, 7]  # the first comes of the prompt

@@ -29,7 +29,7 @@ class DrafterGuard:
         self._drafter = drafter
         self._vocabulary = vocabulary
         self._suspected = False
-        self._asleep = False
+        self._asleep: set[int] = set()
         self.taps = drafter.taps
         self.known: dict[int, Request] = {}
 
@@ -40,15 +40,22 @@ class DrafterGuard:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
         places = [place for place, work in enumerate(batch) if work.most > 0]
-        self._asleep = False
+        self._asleep.clear()
         if not places:
             return proposals
         try:
-            self._asleep = not self._drafter.awake([batch[place].request.id for place in places])
-            if self._asleep:
-                return [DECLINED if work.most > 0 else EMPTY for work in batch]
-            rows = sum(work.end - work.start for work in batch)
-            answers = self._drafter.propose([_draft_request(batch[place], rows) for place in places])
+            ids = [batch[place].request.id for place in places]
+            awake = self._drafter.awake(ids)
+            if len(awake) < len(ids):
+                self._asleep = {*ids}.difference(awake)
+                for place in places:
+                    if batch[place].request.id in self._asleep:
+                        proposals[place] = DECLINED
+                places = [place for place in places if batch[place].request.id in awake]
+                if not places:
+                    return proposals
+            rows, asleep = sum([work.end - work.start for work in batch]), len(self._asleep)
+            answers = self._drafter.propose([_draft_request(batch[place], rows, asleep) for place in places])
             if len(answers) != len(places):
                 raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
             for place, answer in zip(places, answers, strict=True):
@@ -64,10 +71,9 @@ class DrafterGuard:
         taps  of the step's rows, by layer, [rows, hidden]; of each request, the drafter sees those whose KV was kept.
         """
         row = 0
-        told = bool(taps) or not self._asleep
         for commit in commits:
             emitted, request = commit.emitted, commit.work.request
-            if request.id in self.known and told and (emitted or taps):
+            if request.id in self.known and (taps or (emitted and request.id not in self._asleep)):
                 try:
                     self._drafter.observe(
                         Observation(
@@ -175,7 +181,7 @@ def _kept_taps(commit: Commit, first: int, taps: Mapping[int, FloatArray]) -> Ta
     return Taps(work.start, {layer: values[rows] for layer, values in taps.items()})
 
 
-def _draft_request(work: Work, rows: int) -> DraftRequest:
+def _draft_request(work: Work, rows: int, asleep: int) -> DraftRequest:
     request = work.request
     return DraftRequest(
         id=request.id,
@@ -187,6 +193,7 @@ def _draft_request(work: Work, rows: int) -> DraftRequest:
         reuse=request.reuse,
         most=work.most,
         rows=rows,
+        asleep=asleep,
         forced=tuple(request.constraint.forced()) if request.constraint else (),
         params=request.params,
         noise=request.noise,

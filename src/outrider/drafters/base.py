@@ -49,10 +49,12 @@ class DraftRequest(RequestView):
             `Distribution.draw_coupled(noise.ahead(depth))`, as the target will, otherwise
             `Distribution.draw(noise.ahead(depth).uniform(Purpose.DRAFT, sibling))`.
     rows    rows of the coming pass without any draft, of all requests together.
+    asleep  other requests that take part in it, and are not asked about.
     """
 
     most: int
     rows: int = 1
+    asleep: int = 0
     forced: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     noise: Noise = field(default_factory=lambda: Noise(0))
@@ -115,13 +117,13 @@ class Drafter(Protocol):
         """A request starts; its prompt is in `tokens`."""
         ...
 
-    def awake(self, request_ids: Sequence[int]) -> bool:
-        """Whether it is to be asked about these requests in the coming step.
+    def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
+        """About which of these requests it is to be asked in the coming step.
 
-        Where it is not, it costs the step nothing: it is told of it only where the target has taps, and finds the
-        committed tokens in `tokens`.
+        The others cost it nothing: it is told of their step only where the target has taps, and finds the committed
+        tokens in `tokens`.
         """
-        return True
+        return request_ids
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """One proposal per request, in order, of at most `most` nodes; EMPTY where there is nothing to say.

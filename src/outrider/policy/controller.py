@@ -56,17 +56,14 @@ class Controller(Drafter):
                 self._switch_off(drafter, request.id, error)
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
-    def awake(self, request_ids: Sequence[int]) -> bool:
-        for request_id in request_ids:
-            text = self._texts[request_id]
-            if len(text.tokens) >= text.due:
-                return True
-        return False
+    def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
+        texts = self._texts
+        return [each for each in request_ids if len(texts[each].tokens) >= texts[each].due]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         texts = [self._texts[request.id] for request in requests]
         for text in texts:
-            text.wake()
+            text.wake(len(requests) + requests[0].asleep)
         decision = Decision(requests, texts, self._prices, self._prefill)
         for drafter in self._free:
             if asked := decision.asks(drafter):

@@ -59,6 +59,7 @@ class Decision:
         self._prefill = prefill
         self.context = max([len(request.tokens) for request in requests]) // _CONTEXTS * _CONTEXTS
         self.rows = requests[0].rows
+        self._count = len(requests) + requests[0].asleep  # of the step
         self._asking = [i for i, text in enumerate(texts) if text.asks()]
         self._offers: list[Offer | None] = [None] * len(requests)
         self._values = [0.0] * len(requests)
@@ -77,14 +78,15 @@ class Decision:
     @cached_property
     def _share(self) -> float:
         """Of a request in a plain step, in one-row passes."""
-        count = len(self._requests)
+        count = self._count
         plain = 1.0 if count == 1 else 1.0 + self._prices.added(1, self.context, count - 1)[-1]
         return plain / count
 
     @cached_property
     def _worth(self) -> float:
         """Tokens in the time of a one-row pass."""
-        return sum([text.ledger.rate for text in self._texts]) / (self._share * len(self._texts))
+        asleep = self._count - len(self._texts)  # of rate 1
+        return (sum([text.ledger.rate for text in self._texts]) + asleep) / (self._share * self._count)
 
     @cached_property
     def _rooms(self) -> list[float]:

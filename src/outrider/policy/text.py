@@ -46,6 +46,7 @@ class Text:
         self._drafter: Drafter | None = None
         self._heard: list[tuple[Drafter, Proposal]] = []
         self._lookup = lookup
+        self._requests = 1
         self._hits = 0.25  # how often the next token was among what free drafters proposed, of late
         self._gain = 0.0  # plain steps that their drafts have saved, in each step in which they were asked, of late
         self._asked = False
@@ -55,8 +56,12 @@ class Text:
         """The length of the text at which there is something to decide."""
         return min(self.asking.due, self.planning.due)
 
-    def wake(self) -> None:
-        """A decision is made. Steps since the last one, of which nobody was told, were plain: they had no drafts."""
+    def wake(self, requests: int) -> None:
+        """A decision is made, for a step of so many requests, of which each pays for what is looked up for it.
+
+        Steps since the last one, of which nobody was told, were plain: they had no drafts.
+        """
+        self._requests = requests
         if (missed := len(self.tokens) - self._known) > 0:
             self.ledger.plain(missed)
             self._known += missed
@@ -122,9 +127,10 @@ class Text:
         if self._asked:
             self._asked = False
             gain = 0.0 if self._drafter in self._planned else len(observation.path) - self._spent
+            lookup = self._lookup * self._requests
             self._hits += (hit - self._hits) / _WINDOW
             self._gain += (gain - self._gain) / _WINDOW
-            useless = not hit and self._hits < max(_RARE, 2 * self._lookup) and self._gain < self._lookup
+            useless = not hit and self._hits < max(_RARE, 2 * lookup) and self._gain < lookup
             self.asking.set(len(self.tokens), useless=useless and not self._fixed)
         if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
             proposal, path = observation.proposal, (ROOT, *observation.path)
