@@ -57,7 +57,7 @@ def test_rows_that_cost_nothing_when_they_were_measured_may_do_so_later() -> Non
     """Two processors may have a core each now, and share one in the next minute."""
     machine = Machine(noise=0.05)
     machine.prices = Prices(Costs((1, 9), (0,), ((0.002, 0.002),)), [], lambda: machine.now)
-    assert machine.prices.added(1, 0, 2) == (0.0, 0.04, 0.08)
+    assert machine.prices.added(1, 0, 2) == (0.0, 0.0, 0.0)
     for _ in range(300):
         machine.step(0)
         machine.step(2)  # which takes 1.2 plain ones

@@ -19,7 +19,7 @@ _BAND = 0.2  # octaves by which it must have moved
 _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
 _AT_ONCE = 32  # steps
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
-_LEAST = 0.04  # one-row passes that a row adds at least: where nothing was measured, there is nothing to correct
+_LEAST = 0.04  # one-row passes that a row adds at least, once there is something to correct
 _FEW = 0.03  # one-row passes: what adds less is lost in noise
 
 
@@ -65,7 +65,7 @@ class Prices:
         """clock: None for no corrections."""
         self._costs = costs
         self._clock = clock
-        self._measured = lru_cache(1024)(costs.added if clock is None else self._added)
+        self._measured = lru_cache(1024)(self._added)
         self._corrected = lru_cache(1024)(self._correct)
         self._drafts = lru_cache(1024)(self._with_drafting)
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
@@ -125,8 +125,9 @@ class Prices:
         return tuple([max(time, _LEAST * rows) for rows, time in enumerate(measured)])
 
     def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
-        measured = self._measured(base, context, most)
-        return measured if factor == 1 else tuple(factor * time for time in measured)
+        if factor == 1:
+            return self._costs.added(base, context, most)
+        return tuple([factor * time for time in self._measured(base, context, most)])
 
     def _with_drafting(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
         return (0.0, *[time + self._drafting for time in self._corrected(base, context, most, factor)[1:]])
