@@ -1,4 +1,4 @@
-"""Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2): a chain is judged as a whole.
+"""Block verification (Sun et al. 2024, arXiv 2403.10444v3, Algorithm 2): a chain is judged as a whole.
 
 It accepts at least as many tokens as rejection on average, and no rule that keeps the target's law accepts more. The
 paper's M_b and M_s are the target's p and the drafter's q here, its gamma is the length of the chain.
@@ -30,7 +30,7 @@ def verify(
         return rejection.verify(logits, proposal, params, noise, history, maxima)
     law_after = laws(logits, proposal, params, history, maxima)
     targets: list[Distribution] = []  # p( . | X^i), i = 0, 1, ...
-    shares = [1.0]  # p_i = min(p_(i-1) p(X_i) / q(X_i), 1)
+    shares = [1.0]  # p_i = min(p_(i-1) p(X_i) / q(X_i), 1), line 4
     for node, (token, q) in enumerate(zip(proposal.tokens, proposal.q, strict=True)):
         if not rejection.could_draw(q, token, logits.shape[1]):
             break  # a broken drafter: the chain ends before
@@ -57,12 +57,12 @@ def verify(
     if accepted == length:
         return Outcome(path, law_after(accepted - 1).draw(uniform))
     token, q = proposal.tokens[accepted], proposal.q[accepted]
-    law = rejection.residual(targets[accepted], token, q, shares[accepted])  # norm(max(0, p_tau p - q))
+    law = rejection.residual(targets[accepted], token, q, shares[accepted])  # norm(max(0, p_tau p - q)), equation 4
     return Outcome(path, law.draw(uniform))
 
 
 def _keep(excess: float, share: float) -> float:
-    """h_i = S / (S + 1 - p_i), S = sum of max(0, p_i p - q).
+    """h_i = S / (S + 1 - p_i), S = sum of max(0, p_i p - q): equation 5.
 
     Where both are 0, p_i = 1 and p = q: the next token is accepted for certain, and so is this one.
     """
