@@ -166,12 +166,12 @@ class LLM:
             past=PastOutputs() if learn_from_outputs else None,
         )
         mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), suffix]
+        self.own_draft: drafters.Drafter | None = None
         if files.weights is not None:
-            mine.append(
-                drafters.open_draft(
-                    files.weights, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
-                )
+            self.own_draft = drafters.open_draft(
+                files.weights, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
             )
+            mine.append(self.own_draft)
         named = Speculation.parse(speculation).drafter
         if named in set(drafters.available()) - {drafter.name for drafter in mine}:
             mine.append(

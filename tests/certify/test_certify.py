@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.certify import PROMPTS, QUICK, certify, controls, draws, identity, law
+from outrider.certify import FULL, PROMPTS, QUICK, certify, controls, draws, identity, law
 from outrider.certify.statistics import FAMILY_ALARMS
 from outrider.errors import ModelError, RequestError
 
@@ -95,7 +95,7 @@ def test_texts_with_several_threads_are_compared_with_those_of_one(llm, monkeypa
     ("arguments", "message"),
     [
         ({"prompts": []}, "prompts: there are none"),
-        ({"prompts": ["fits", "x" * 300]}, "prompt 2 has 300 tokens; expected 1 to 224"),
+        ({"prompts": ["fits", "x" * 300]}, "prompt 2 has 300 tokens; expected 1 to 232"),
         ({"prompts": [""]}, "prompt 1 has 0 tokens"),
         ({"seed": -1}, "seed=-1 is not possible"),
         ({"threads": 0}, "threads is 0"),
@@ -115,3 +115,6 @@ def test_quick_covers_every_pair_and_full_everything():
     factors = identity.factors((1, 2))
     assert len(list(QUICK.combinations(factors))) < 50
     assert {name for row in QUICK.combinations(factors) for name in row} == set(factors)
+    full = list(FULL.combinations(factors))
+    assert len(full) == 9 * (5 * 2 - 1) * 2 * 2 * 3 * 4  # a tree of a single draft is a chain
+    assert len({str(row) for row in full}) == len(full)

@@ -27,11 +27,12 @@ SETTING = LawSetting("rejection", "drawn", "top-k 2")
 CERTIFICATE = Certificate(
     model=ModelFile("tiny.gguf", 1000, "0123abcd"),
     machine=Machine("Linux", "a processor", 2, "plain", (1, 2), "0.1", "3.11", "2.0"),
+    draft="",
     extent="quick",
     seed=0,
     level=1e-8,
     identity=(
-        IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "roomy", "greedy"), 8, 256, 90, 99, 66, 0, 0, ""),
+        IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "chunked", "greedy"), 8, 256, 90, 99, 66, 0, 0, ""),
     ),
     law=(LawCell(SETTING, FIT, 70),),
     draws=(DrawsCell(DrawsSetting("block", "drawn"), FIT, 90, 40),),
@@ -77,8 +78,8 @@ def test_one_that_does_not_is_exit_code_1(model, asked):
 
 def test_options_reach_the_library(model, asked, tmp_path):
     (tmp_path / "mine.txt").write_text("Hello\nGood morning\n")
-    run(model, "--quick", "--seed", 9, "--threads", 3, "--prompts", tmp_path / "mine.txt")
-    assert (asked["extent"], asked["seed"], asked["threads"]) == (QUICK, 9, 3)
+    run(model, "--quick", "--seed", 9, "--threads", 3, "--prompts", tmp_path / "mine.txt", "--draft", "small.gguf")
+    assert (asked["extent"], asked["seed"], asked["threads"], asked["draft"]) == (QUICK, 9, 3, "small.gguf")
     assert asked["prompts"] == [[{"role": "user", "content": text}] for text in ("Hello", "Good morning")]
 
 

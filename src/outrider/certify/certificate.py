@@ -69,6 +69,7 @@ class Machine:
 class Certificate:
     """The result of `certify`.
 
+    draft     what drafts with weights of its own ("": nothing does).
     extent    "quick" or "full".
     seed      the same seed on the same machine gives the same figures.
     level     of each statistical test, so that all of them together give a false alarm once in a million certificates.
@@ -80,6 +81,7 @@ class Certificate:
     """
 
     model: ModelFile
+    draft: str
     machine: Machine
     extent: str
     seed: int

@@ -74,12 +74,12 @@ DRAWS: Sequence[tuple[Fault, DrawsSetting]] = (
 def identity(threads: int) -> list[tuple[Fault, IdentitySetting]]:
     """Likewise, in a comparison of texts."""
     return [
-        (faults.rows_off_by_one, IdentitySetting("half right", 3, "chain", 8, threads, "roomy", "greedy")),
-        (faults.kv_not_rolled_back, IdentitySetting("half right", 5, "chain", 8, threads, "roomy", "greedy")),
-        (faults.block_not_copied, IdentitySetting("half right", 3, "chain", 8, threads, "warm", "greedy")),
-        (faults.path_not_moved, IdentitySetting("perfect", 8, "tree", 8, threads, "roomy", "greedy")),
+        (faults.rows_off_by_one, IdentitySetting("half right", 3, "chain", 8, threads, "chunked", "greedy")),
+        (faults.kv_not_rolled_back, IdentitySetting("half right", 5, "chain", 8, threads, "chunked", "greedy")),
+        (faults.block_not_copied, IdentitySetting("half right", 3, "chain", 8, threads, "cold and warm", "greedy")),
+        (faults.path_not_moved, IdentitySetting("perfect", 8, "tree", 8, threads, "chunked", "greedy")),
         (
             faults.penalties_once_a_step,
-            IdentitySetting("perfect", 8, "chain", 8, threads, "roomy", "greedy with penalties"),
+            IdentitySetting("perfect", 8, "chain", 8, threads, "chunked", "greedy with penalties"),
         ),
     ]

@@ -24,11 +24,13 @@ class Knowledge:
     texts        the plain output of each request, by id.
     vocabulary   number of tokens.
     end_of_text  a token that ends a text.
+    draft        the drafter of the user's pair, if it has weights.
     """
 
     texts: Mapping[int, Tokens]
     vocabulary: int
     end_of_text: int
+    draft: Drafter | None = None
 
     def coming(self, request: DraftRequest) -> Tokens:
         """The plain text from where the request has got to."""
@@ -73,11 +75,26 @@ def _existing(name: str) -> Callable[[Knowledge], Drafter]:
     return lambda knowledge: drafters.create(name)
 
 
+def as_if_free(drafter: Drafter) -> Drafter:
+    """The drafter, for which the policy does not see a reason to stand aside."""
+    free = Altered(drafter, lambda proposal, request: proposal)
+    free.cost = 0.0
+    return free
+
+
+def _own(knowledge: Knowledge) -> Drafter:
+    assert knowledge.draft is not None
+    return as_if_free(knowledge.draft)
+
+
 def _policy(knowledge: Knowledge) -> Drafter:
     """The package's drafters under the policy that users have, with rows that cost so much that it cuts and chooses."""
     costs = Costs((1, 2, 5), (0,), ((1.0, 1.01, 1.5),))
     return Controller([*(make(knowledge) for make in _EXISTING.values()), _KNOWING["half right"](knowledge)], costs)
 
+
+OWN = "own draft"
+"""The drafter that only some pairs have."""
 
 _EXISTING = {name: _existing(name) for name in drafters.available() if name != "grammar"}  # no text here has one
 _KNOWING = {
@@ -95,9 +112,11 @@ DRAFTERS: Mapping[str, Callable[[Knowledge], Drafter]] = {
     **_EXISTING,
     "auto": _policy,
     **_KNOWING,
+    OWN: _own,
 }
 """All drafters of the package, alone and together; then: the plain text itself; with every third token wrong, and of
-random length; random tokens; the plain text one token too late; nothing but the token that ends texts.
+random length; random tokens; the plain text one token too late; nothing but the token that ends texts. And, if the pair
+that is certified has one, its own draft model or head.
 """
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from outrider import verify
 from outrider.cache import KVCache, KVSequence
 from outrider.certify import reference
-from outrider.certify.drafters import as_tree
+from outrider.certify.drafters import OWN, as_if_free, as_tree
 from outrider.certify.rig import Fault, FunctionDrafter, Parts, Rig, spread
 from outrider.certify.statistics import Fit, fit
 from outrider.drafters.base import Drafter, DraftRequest
@@ -72,9 +72,12 @@ class DrawsCell:
         return self.fit.in_words if self.fit else self.fault
 
 
-def factors() -> dict[str, list[str]]:
-    """The values of each field of a setting."""
-    return {"rule": [name for name in verify.available() if name != "greedy"], "drafter": list(DRAFTERS)}
+def factors(*, own_draft: bool = False) -> dict[str, list[str]]:
+    """The values of each field of a setting; own_draft: whether the pair has one."""
+    return {
+        "rule": [name for name in verify.available() if name != "greedy"],
+        "drafter": [name for name in DRAFTERS if name != OWN or own_draft],
+    }
 
 
 class Draws:
@@ -87,6 +90,7 @@ class Draws:
     def __init__(self, llm: LLM, seed: int) -> None:
         self._llm = llm
         self.vocabulary = llm.model.vocabulary_size
+        self.own_draft = llm.own_draft
         self._seed = seed
         self._prompt = llm.encode(PROMPT)
         self._params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=2 * LENGTH, ignore_eos=True)
@@ -186,5 +190,11 @@ def _beside(draws: Draws) -> Drafter:
     return FunctionDrafter("beside", draft, draws=True)
 
 
-DRAFTERS: Mapping[str, Callable[[Draws], Drafter]] = {"one-hot tree": _along, "drawn": _beside}
-"""Kinds of drafters, each made of what is known of the target."""
+def _own(draws: Draws) -> Drafter:
+    """The pair's own draft model or head, which draws by its own law."""
+    assert draws.own_draft is not None
+    return as_if_free(draws.own_draft)
+
+
+DRAFTERS: Mapping[str, Callable[[Draws], Drafter]] = {"one-hot tree": _along, "drawn": _beside, OWN: _own}
+"""Kinds of drafters: two made of what is known of the target, and that of the pair, if it has one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.cache import KVCache
-from outrider.certify.drafters import DRAFTERS, SHAPES, Knowledge
+from outrider.certify.drafters import DRAFTERS, OWN, SHAPES, Knowledge
 from outrider.certify.rig import Fault, Parts, Rig
 from outrider.drafters.base import Drafter
 from outrider.llm import LLM
@@ -20,20 +20,22 @@ from outrider.sampling import SamplingParams
 from outrider.tokenizer import Detokeniser
 from outrider.types import FinishReason
 
-MAX_TOKENS = 32
+MAX_TOKENS = 24
 
 PROMPTS = (
-    "Water boils at",
-    "The capital of France is",
+    "At the top of a high mountain, where the air is thin, water boils at",
+    "The capital of Germany is Berlin, the capital of Italy is Rome, and the capital of France is",
     "Once upon a time",
-    "def fibonacci(n):\n",
-    "Monday, Tuesday, Wednesday,",
-    "Q: What is two and two?\nA:",
-    "Shopping list:\n- eggs\n- milk\n",
+    'def fibonacci(n):\n    """The n-th Fibonacci number."""\n',
+    "January, February, March, April, May, June, July,",
+    "Q: What is one and one?\nA: Two.\nQ: What is two and two?\nA:",
+    "Shopping list:\n- eggs\n- milk\n- flour\n- sugar\n",
     "Dear Sir or Madam, I am writing to",
     " ".join(str(number) for number in range(1, 31)),
 )
-"""Most are short, and they are of many kinds: some of their texts repeat themselves, some end, some never do."""
+"""They are of many kinds: some of their texts repeat themselves, some end, some never do; and of such lengths that the
+texts reach the end of a block of the KV cache at different places.
+"""
 
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
@@ -43,7 +45,7 @@ SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """What each kind of text asks of `SamplingParams`."""
 
-MEMORIES = ("roomy", "chunked", "scarce", "warm")
+MEMORIES = ("cold and warm", "chunked", "scarce")
 _CHUNK = 8
 
 
@@ -56,8 +58,8 @@ class IdentitySetting:
     shape     one of SHAPES.
     batch     the most requests that run together.
     threads   of the model.
-    memory    "roomy"; "chunked": prompts are computed 8 rows at a time; "scarce": requests push each other out; "warm":
-              all texts were written before, and what was computed for them is used again.
+    memory    "cold and warm": all texts are written twice by one engine, and what was computed for them is used again;
+              "chunked": prompts are computed 8 rows at a time; "scarce": requests push each other out.
     sampling  one of SAMPLINGS.
     """
 
@@ -103,10 +105,10 @@ class IdentityCell:
         return self.fault or self.difference or f"identical: {self.texts} texts, {self.tokens:,} tokens"
 
 
-def factors(threads: Sequence[int]) -> dict[str, Sequence[object]]:
-    """The values of each field of a setting."""
+def factors(threads: Sequence[int], *, own_draft: bool = False) -> dict[str, Sequence[object]]:
+    """The values of each field of a setting; own_draft: whether the pair has one."""
     return {
-        "drafter": list(DRAFTERS),
+        "drafter": [name for name in DRAFTERS if name != OWN or own_draft],
         "k": (1, 2, 3, 5, 8),
         "shape": list(SHAPES),
         "batch": (1, 8),
@@ -114,6 +116,11 @@ def factors(threads: Sequence[int]) -> dict[str, Sequence[object]]:
         "memory": MEMORIES,
         "sampling": list(SAMPLINGS),
     }
+
+
+def is_new(values: Mapping[str, object]) -> bool:
+    """Whether no other combination of values says the same: a single draft is a chain, and no tree."""
+    return (values.get("k"), values.get("shape")) != (1, "tree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +155,17 @@ class Identity:
         return tuple(map(Text.of, requests))
 
     def check(
-        self, llm: LLM, plain: Sequence[Text], setting: IdentitySetting, fault: Fault | None = None
+        self, llm: LLM, plain: tuple[Text, ...], setting: IdentitySetting, fault: Fault | None = None
     ) -> IdentityCell:
         """Write the texts of a setting, with a planted fault, if given, and compare them with its plain ones."""
-        requests = self._requests(setting.sampling, plain)
-        before = self._requests(setting.sampling, plain) if setting.memory == "warm" else []
+        times = 2 if setting.memory == "cold and warm" else 1
+        rounds = [self._requests(setting.sampling, plain) for _ in range(times)]
+        requests = [request for texts in rounds for request in texts]
         knowledge = Knowledge(
-            {
-                request.id: known.output
-                for texts in (before, requests)
-                for request, known in zip(texts, plain, strict=False)
-            },
+            {request.id: text.output for request, text in zip(requests, plain * times, strict=True)},
             vocabulary=llm.model.vocabulary_size,
             end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
+            draft=llm.own_draft,
         )
         drafter: Drafter = SHAPES[setting.shape](DRAFTERS[setting.drafter](knowledge), knowledge.vocabulary)
         parts = Parts(llm.model, Controller([drafter]))
@@ -169,9 +174,9 @@ class Identity:
             rig = self._rig(
                 llm, fault(parts) if fault else parts, batch=setting.batch, memory=setting.memory, max_draft=setting.k
             )
-            rig.run(before)
-            rig.run(requests)
-            difference = first_difference(llm, plain, before) or first_difference(llm, plain, requests)
+            for texts in rounds:
+                rig.run(texts)
+            difference = first_difference(llm, plain * times, requests)
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
         return IdentityCell(
@@ -199,9 +204,9 @@ class Identity:
             requests.append(Request(prompt, SamplingParams(max_tokens=MAX_TOKENS, **values), prediction=prediction))
         return requests
 
-    def _rig(self, llm: LLM, parts: Parts, *, batch: int, memory: str = "roomy", max_draft: int = 0) -> Rig:
+    def _rig(self, llm: LLM, parts: Parts, *, batch: int, memory: str = "", max_draft: int = 0) -> Rig:
         longest = KVCache.blocks_for(max(len(prompt) for prompt in self.prompts) + MAX_TOKENS)
-        texts = batch + len(self.prompts) if memory == "warm" else batch
+        texts = batch + len(self.prompts) if memory == "cold and warm" else batch
         return Rig(
             parts,
             blocks=longest + longest // 2 + 1 if memory == "scarce" else texts * longest + 1,
@@ -216,7 +221,7 @@ class Identity:
 
 def first_difference(llm: LLM, plain: Sequence[Text], requests: Sequence[Request]) -> str:
     """Where the tokens, the text or the end of a request differ from those of its plain twin; "" where they do not."""
-    for a, request in zip(plain, requests, strict=False):
+    for a, request in zip(plain, requests, strict=True):
         b = Text.of(request)
         if a == b:
             continue

@@ -91,6 +91,7 @@ def facts(certificate: Certificate) -> dict[str, str]:
     model, machine = certificate.model, certificate.machine
     return {
         "model": f"{model.name}, {model.bytes:,} bytes, sha256 {model.sha256}",
+        "draft": certificate.draft or "none but those that need no weights",
         "machine": f"{machine.processor}, {machine.processors} processors, {machine.system}",
         "kernels": f"{machine.kernels}, {_threads(certificate)}",
         "versions": f"outrider {machine.outrider}, Python {machine.python}, NumPy {machine.numpy}",

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from outrider import machine
+from outrider import heads, machine
 from outrider.certify import controls, draws, identity, law
 from outrider.certify.certificate import Certificate, Machine, ModelFile
 from outrider.certify.controls import control
@@ -23,6 +23,7 @@ from outrider.certify.statistics import FAMILY_ALARMS
 from outrider.errors import RequestError
 from outrider.kernels.threads import checked_threads, default_threads
 from outrider.llm import DEFAULT_MODEL, LLM, Prompt
+from outrider.policy.costs import FREE
 from outrider.weights import hub
 
 T = TypeVar("T")
@@ -49,13 +50,18 @@ class Extent:
     draws: int
 
 
-FULL = Extent("full", every, bias=0.03, draws=20_000)
+def _all(factors: Factors) -> Iterator[Combination]:
+    return filter(identity.is_new, every(factors))
+
+
+FULL = Extent("full", _all, bias=0.03, draws=20_000)
 QUICK = Extent("quick", pairwise, bias=0.08, draws=1_500)
 
 
 def certify(
     target: LLM | str | Path = DEFAULT_MODEL,
     *,
+    draft: str | Path | None = None,
     extent: Extent = FULL,
     prompts: Sequence[Prompt] = identity.PROMPTS,
     seed: int = 0,
@@ -67,7 +73,8 @@ def certify(
     What needs one thread is done side by side, by as many processes as there are threads, each with its own copy of the
     model, but not by more than there is memory for; what needs more is done after that, alone.
 
-    target   a model that is loaded already, or what `LLM` takes for one.
+    target   a model that is loaded already, with its draft, or what `LLM` takes for one.
+    draft    what drafts for it, as for `LLM`, beside the drafters that need no weights.
     extent   FULL, or QUICK: less than two minutes for a small model.
     prompts  whose texts are compared.
     seed     of everything that is drawn, from 0 to 2^32 - 1.
@@ -81,17 +88,20 @@ def certify(
         raise RequestError(f"seed={seed} is not possible; allowed: 0 to {2**32 - 1}")
     most = default_threads() if threads is None else checked_threads(threads)
     counts = (1,) if most == 1 else (1, most)
-    text_faults = controls.identity(most)
-    # What a control runs with a fault is run without, too.
-    texts = _settings(IdentitySetting, extent.combinations(identity.factors(counts)), text_faults)
-    laws = _settings(LawSetting, extent.combinations(law.factors()), controls.LAW)
-    draw_laws = _settings(DrawsSetting, every(draws.factors()), controls.DRAWS)
-    level = FAMILY_ALARMS / (len(laws) + len(draw_laws))
-
-    path = target.path if isinstance(target, LLM) else hub.resolve(target)
-    load = partial(_load, target if isinstance(target, LLM) and most == 1 else path, 1)
+    source = target if isinstance(target, LLM) else hub.resolve(target)
+    path = source if isinstance(source, Path) else source.path
+    if isinstance(target, LLM) and draft is None:
+        draft = target.draft
+    load = partial(_load, source if most == 1 else path, 1, draft)
     with Crew(_side_by_side(path, most), load) as crew:
-        [(ids, kernels)] = crew.map([partial(_encode, prompts=prompts)])
+        [(ids, pair)] = crew.map([partial(_encode, prompts=prompts)])
+        text_faults = controls.identity(most)
+        # What a control runs with a fault is run without, too.
+        text_factors = identity.factors(counts, own_draft=bool(pair.draft))
+        texts = _settings(IdentitySetting, extent.combinations(text_factors), text_faults)
+        laws = _settings(LawSetting, extent.combinations(law.factors()), controls.LAW)
+        draw_laws = _settings(DrawsSetting, every(draws.factors(own_draft=bool(pair.draft))), controls.DRAWS)
+        level = FAMILY_ALARMS / (len(laws) + len(draw_laws))
         comparison = Identity(ids, seed)
         names = list(identity.SAMPLINGS)
         plain = crew.map([partial(_plain, comparison=comparison, sampling=name) for name in names])
@@ -105,7 +115,7 @@ def certify(
         track = _Track(progress, len(checks))
         cells = dict(zip(together, track(together, crew.map([check.task for check in together])), strict=True))
     if alone := [check for check in checks if check.threads > 1]:
-        llm = _load(target, most)
+        llm = _load(source, most, draft)
         cells |= zip(alone, track(alone, (check.task(llm) for check in alone)), strict=True)
 
     def honest(test: str) -> tuple[Any, ...]:
@@ -113,7 +123,8 @@ def certify(
 
     return Certificate(
         model=ModelFile.read(path),
-        machine=Machine.this(kernels, counts),
+        draft=pair.draft,
+        machine=Machine.this(pair.kernels, counts),
         extent=extent.name,
         seed=seed,
         level=level,
@@ -180,7 +191,7 @@ def _plain(llm: LLM, comparison: Identity, sampling: str) -> tuple[Text, ...]:
 
 
 def _identity(
-    llm: LLM, setting: IdentitySetting, fault: Fault | None, comparison: Identity, plain: Mapping[str, Sequence[Text]]
+    llm: LLM, setting: IdentitySetting, fault: Fault | None, comparison: Identity, plain: Mapping[str, tuple[Text, ...]]
 ) -> IdentityCell:
     return comparison.check(llm, plain[setting.sampling], setting, fault)
 
@@ -206,17 +217,27 @@ def _settings(
     return list(dict.fromkeys([kind(**values) for values in combinations] + [setting for _, setting in faults]))
 
 
-def _load(target: LLM | str | Path, threads: int) -> LLM:
-    """The target with that number of threads."""
+def _load(target: LLM | Path, threads: int, draft: str | Path | None) -> LLM:
+    """The target with that number of threads, and with what drafts for it."""
     if not isinstance(target, LLM):
-        return LLM(target, speculation="off", threads=threads)
-    if target.model.threads == threads:
+        return LLM(target, draft=draft, costs=FREE, threads=threads)
+    if (target.model.threads, target.draft) == (threads, draft) and (
+        target.own_draft or not heads.packaged(target.path)
+    ):
         return target
-    return LLM(target.path, speculation="off", threads=threads)
+    return _load(target.path, threads, draft)
 
 
-def _encode(llm: LLM, prompts: Sequence[Prompt]) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """Token ids of the prompts, and the name of the model's kernels. Raises RequestError for prompts that cannot be."""
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """What a loaded pair says of itself: the name of its own draft, if it has one, and of its kernels."""
+
+    draft: str
+    kernels: str
+
+
+def _encode(llm: LLM, prompts: Sequence[Prompt]) -> tuple[tuple[tuple[int, ...], ...], _Pair]:
+    """Token ids of the prompts, and what the pair says. Raises RequestError for prompts that are not possible."""
     if not prompts:
         raise RequestError("prompts: there are none; expected at least one")
     encoded = []
@@ -226,4 +247,4 @@ def _encode(llm: LLM, prompts: Sequence[Prompt]) -> tuple[tuple[tuple[int, ...],
         if not 1 <= len(ids) <= most:
             raise RequestError(f"prompt {number} has {len(ids)} tokens; expected 1 to {most}")
         encoded.append(tuple(ids))
-    return tuple(encoded), llm.model.kernels
+    return tuple(encoded), _Pair("" if llm.own_draft is None else llm.draft or llm.own_draft.name, llm.model.kernels)

@@ -20,7 +20,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 outrider certify --quick
 
-outrider certify path/to/model.gguf --html certificate.html
+outrider certify path/to/model.gguf --draft path/to/smaller.gguf --html certificate.html
 
 outrider certify smollm2 --quick --prompts mine.txt --json > certificate.json
 """
@@ -31,13 +31,17 @@ def certify(
         str, typer.Argument(metavar="TARGET", help="An alias, fetched on first use, or a .gguf file.")
     ] = "smollm2",
     *,
+    draft: Annotated[
+        str | None, flag("What drafts for it: a smaller model with the same vocabulary, or an EAGLE-3 head.",
+                         metavar="NAME|FILE|FOLDER")
+    ] = None,
     quick: Annotated[
-        bool, flag("Only so many settings that every two options meet, and fewer draws: two to three minutes for a "
-                   "small model. Without it, all settings: one or two hours.", "--quick")
+        bool, flag("Only so many settings that every two options meet, and fewer draws: less than two minutes for a "
+                   "small model. Without it, all settings: more than an hour.", "--quick")
     ] = False,
     prompts: Annotated[
         Path | None, flag("Compare the answers to these prompts, one a line, or JSON lines as for generate. "
-                          "Default: eight short ones.", metavar="FILE")
+                          "Default: nine short ones.", metavar="FILE")
     ] = None,
     seed: Annotated[int, flag("The same seed on the same machine gives the same figures.")] = 0,
     threads: Annotated[
@@ -66,6 +70,7 @@ def certify(
         task = progress.add_task("")
         certificate = certifying.certify(
             path,
+            draft=draft,
             extent=certifying.QUICK if quick else certifying.FULL,
             prompts=certifying.PROMPTS if texts is None else texts,
             seed=seed,
