@@ -20,7 +20,6 @@ import numpy as np
 
 from outrider import LLM, SamplingParams
 from outrider.cache import KVCache, KVSequence
-from outrider.certify import PROMPTS
 from outrider.certify.rig import Parts, Rig
 from outrider.cli.prompts import read_prompts
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
@@ -32,6 +31,17 @@ from outrider.tokenizer import Detokeniser
 from outrider.types import EMPTY, DoubleArray, FloatArray, Proposal
 from outrider.verify import available
 
+PROMPTS = (
+    "Water boils at",
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+    "Monday, Tuesday, Wednesday,",
+    "Q: What is two and two?\nA:",
+    "Shopping list:\n- eggs\n- milk\n",
+    "Dear Sir or Madam, I am writing to",
+    " ".join(str(number) for number in range(1, 31)),
+)
 K, BATCH, TEXTS, TOKENS, CONTEXT = 4, 8, 8, 48, 512
 TEMPERATURES = (0.6, 1.0)
 SPREADS = (1.0, 2.0)

@@ -81,7 +81,7 @@ def test_a_fault_that_breaks_the_run_is_not_caught(certificate):
 def test_texts_with_several_threads_are_compared_with_those_of_one(llm, monkeypatch):
     """Everything but the texts is left out."""
     monkeypatch.setattr(law, "factors", lambda: {"rule": [], "drafter": [], "sampling": []})
-    monkeypatch.setattr(draws, "factors", lambda: {"rule": [], "drafter": []})
+    monkeypatch.setattr(draws, "factors", lambda own_draft: {"rule": [], "drafter": []})
     monkeypatch.setattr(controls, "LAW", controls.LAW[:1])
     monkeypatch.setattr(controls, "DRAWS", controls.DRAWS[:1])
     few = replace(QUICK, bias=0.3, draws=100, combinations=lambda factors: list(QUICK.combinations(factors))[::8])
