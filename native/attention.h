@@ -58,28 +58,22 @@ inline float encode_query(const float* q, int head_dim, float scale, int32_t* co
     });
 }
 
-inline Chunk chunk_at(const KvLayer& kv, int block, int head) {
-    const KvLayer at = kv.at(block, head);
-    return {at.keys, at.values, at.scales};
-}
+inline KvBlock block_at(const KvLayer& kv, int block, int head) { return {kv.at(block, head), kv.head_dim}; }
 
 // Keys, values and scales of one chunk, gathered position by position for a row whose path is not stored in order.
-inline void gather_chunk(const AttentionTask& task, int row, int chunk, int count, const KvLayer& to) {
+inline void gather_chunk(const AttentionTask& task, int row, int chunk, int count, KvBlock to) {
     constexpr int kHalf = kKvBlock / 2;
     const RowMap& map = *task.map;
-    const int head_dim = to.head_dim;
+    const int head_dim = task.kv.head_dim;
     const int32_t* table = map.tables + size_t(map.requests[row]) * map.table_stride;
-    if (count < kKvBlock) {  // the other places are masked later, but must not be read uninitialised
-        std::memset(to.keys, 0, size_t(head_dim) * kHalf * sizeof *to.keys);
-        std::memset(to.values, 0, size_t(head_dim) * kHalf * sizeof *to.values);
-        std::memset(to.scales, 0, 2 * kKvBlock * sizeof *to.scales);
-    }
+    if (count < kKvBlock)  // the other places are masked later, but must not be read uninitialised
+        std::memset(to.keys, 0, KvLayer::block_words(head_dim) * sizeof *to.keys);
     for (int t = 0; t < count; ++t) {
         const int position = chunk * kKvBlock + t;
         const int slot = position < map.tail_starts[row]
                              ? table[chunk] * kKvBlock + t
                              : map.tail_slots[map.tail_offsets[row] + position - map.tail_starts[row]];
-        const KvLayer from = task.kv.at(slot / kKvBlock, task.kv_head);
+        const KvBlock from = block_at(task.kv, slot / kKvBlock, task.kv_head);
         const int place = slot % kKvBlock;
         for (int d = 0; d < head_dim / 2; ++d) to.keys[d * kKvBlock + t] = from.keys[d * kKvBlock + place];
         for (int d = 0; d < head_dim; ++d)
@@ -109,9 +103,7 @@ inline void attention(const AttentionTask& task) {
     float* maxima = others + size_t(count) * state_size;
     auto* seen = reinterpret_cast<int32_t*>(maxima + padded);
     Queries queries = {count, task.query_codes, task.query_scales, seen, true, maxima, totals};
-    KvLayer gathered = {seen + padded, nullptr, nullptr, 1, head_dim};
-    gathered.values = gathered.keys + head_dim * (kKvBlock / 2);
-    gathered.scales = reinterpret_cast<float*>(gathered.values + head_dim * (kKvBlock / 2));
+    const KvBlock gathered(seen + padded, head_dim);
 
     int furthest = 0, nearest = map.positions[task.row_begin];
     for (int row = task.row_begin; row < task.row_end; ++row) {
@@ -136,17 +128,16 @@ inline void attention(const AttentionTask& task) {
                 seen[j] = greater(0, lesser(kKvBlock, left));
             }
             if (chunk < shared) {
-                const Chunk here = chunk_at(kv, table[chunk], task.kv_head);
-                const Chunk next = chunk + 1 < stop ? chunk_at(kv, table[chunk + 1], task.kv_head)
-                                                    : chunk_at(kv, task.next_block, task.next_head);
+                const KvBlock here = block_at(kv, table[chunk], task.kv_head);
+                const KvBlock next = chunk + 1 < stop ? block_at(kv, table[chunk + 1], task.kv_head)
+                                                      : block_at(kv, task.next_block, task.next_head);
                 attend_queries(queries, 0, count, here, next, head_dim);
                 continue;
             }
-            const Chunk here = chunk_at(gathered, 0, 0);
             for (int j = 0; j < count; j += per_kv) {
                 if (seen[j] == 0) continue;
                 gather_chunk(task, task.row_begin + j / per_kv, chunk, seen[j], gathered);
-                attend_queries(queries, j, j + per_kv, here, here, head_dim);
+                attend_queries(queries, j, j + per_kv, gathered, gathered, head_dim);
             }
         }
         for (int j = 0; j < count; ++j) {
@@ -162,9 +153,10 @@ inline void attention(const AttentionTask& task) {
         if (!task.partial) queries.states = others;
     }
     if (task.partial) return;
-    for (int j = 0; j < count; ++j)
-        write_out({totals + size_t(j) * state_size},
-                  task.out.row(task.row_begin + j / per_kv) + (task.kv_head * per_kv + j % per_kv) * head_dim, head_dim);
+    for (int j = 0; j < count; ++j) {
+        float* out = task.out.row(task.row_begin + j / per_kv) + (task.kv_head * per_kv + j % per_kv) * head_dim;
+        write_out({totals + size_t(j) * state_size}, out, head_dim);
+    }
 }
 
 // Merges the `segments` states of one row and query head, which lie `heads * rows` states apart, and writes the output.
@@ -186,7 +178,7 @@ inline void write_kv(const KvLayer& kv, const RowMap& map, Matrix k, Matrix v, i
     for (int row = row_begin; row < row_end; ++row) {
         const int place = map.slots[row] % kKvBlock;
         for (int head = head_begin; head < head_end; ++head) {
-            const KvLayer to = kv.at(map.slots[row] / kKvBlock, head);
+            const KvBlock to = block_at(kv, map.slots[row] / kKvBlock, head);
             to.scales[place] =
                 encode(k.row(row) + head * head_dim, head_dim, largest, [&](int d, const int16_t* codes) {
                     for (int i = 0; i < kLanes; i += 2)

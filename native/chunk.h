@@ -14,7 +14,7 @@ namespace outrider {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();  // the score of a position that is not seen
-constexpr float kNothing = 1e-30f;  // a vector no larger counts as zero: its inverse times a largest code must be finite
+constexpr float kNothing = 1e-30f;  // a vector no larger counts as zero: the inverse times a largest code must be finite
 
 // A sum of 32 products of a weight's code and a value's fits in 32 bits; one of head_dim products of a query's and a
 // key's does if neither is more than `largest_code`.
@@ -55,16 +55,9 @@ struct Queries {
     State state(int query, int head_dim) const { return {states + size_t(query) * attention_state_size(head_dim)}; }
 };
 
-// Keys, values and scales of one block and head, as in KvLayer.
-struct Chunk {
-    const int32_t* keys;
-    const int32_t* values;
-    const float* scales;
-};
-
-// The products of a row of words (two codes each) and the columns of a matrix, for 16 kWide columns of N rows, are handed
-// to done(row, i, sums): step s multiplies words[s * step + j * apart] with row s of the matrix, and fetches row s of
-// `next`. Each chunk is a page apart from the last, out of the hardware prefetcher's sight.
+// The products of a row of words (two codes each) and the columns of a matrix, for 16 kWide columns of N rows, are
+// handed to done(row, i, sums): step s multiplies words[s * step + j * apart] with row s of the matrix, and fetches row s
+// of `next`. That goes to the second cache: fetched into the first, it takes twice as long to read.
 template <int N, int kWide, class Done>
 __attribute__((noinline)) void multiply(const int32_t* words, int step, int apart, const int32_t* matrix, int width,
                                         int steps, const int32_t* next, Done done) {
@@ -108,15 +101,17 @@ struct Pair {  // of the lower and upper 16 positions of a chunk
     Vec low, high;
 };
 
-// One chunk of 32 positions for the N queries from `first` on. The state of one that sees none stays as it is. `next` is
-// fetched meanwhile.
+// One chunk of 32 positions for the N queries from `first` on. The state of one that sees none stays as it is.
+// `next` is fetched meanwhile.
 template <int N>
-inline void attend_chunk(const Queries& queries, int first, Chunk chunk, Chunk next, int head_dim) {
+inline void attend_chunk(const Queries& queries, int first, KvBlock chunk, KvBlock next, int head_dim) {
     constexpr int kWords = kKvBlock / 2;
     alignas(64) float scores[N][kKvBlock];  // in units of the query's scale
     const Vec key_scales[2] = {load(chunk.scales), load(chunk.scales + kLanes)};
-    multiply<N, 2>(queries.codes + first, queries.count, 1, chunk.keys, kKvBlock, head_dim / 2, next.keys,
-                   [&scores, &key_scales](int j, int i, Vec sums) { store(scores[j] + i * kLanes, sums * key_scales[i]); });
+    const auto keep_score = [&scores, &key_scales](int j, int i, Vec sums) {
+        store(scores[j] + i * kLanes, sums * key_scales[i]);
+    };
+    multiply<N, 2>(queries.codes + first, queries.count, 1, chunk.keys, kKvBlock, head_dim / 2, next.keys, keep_score);
     for (int line = 0; line < 2 * kKvBlock; line += kLanes) prefetch_soon(next.scales + line);
 
     Vec greater[N];
@@ -149,8 +144,9 @@ inline void attend_chunk(const Queries& queries, int first, Chunk chunk, Chunk n
         }
         values.take(chunk.scales + kKvBlock, seen);
         const Vec scale = splat(queries.scales[first + j]), largest = splat(tops[j]);
-        const Pair below = seen_only(j, (load(scores[j]) - largest) * scale, (load(scores[j] + kLanes) - largest) * scale);
-        const Vec low = exp2(below.low), high = exp2(below.high);
+        const auto below = [&](const float* at) { return (load(at) - largest) * scale; };
+        const Pair exponents = seen_only(j, below(scores[j]), below(scores[j] + kLanes));
+        const Vec low = exp2(exponents.low), high = exp2(exponents.high);
         store_pairs(weights[j], low * values.low, high * values.high);
         const State state = queries.state(first + j, head_dim);
         if (keeps[j] != 1) state.scale(keeps[j], head_dim);
@@ -173,7 +169,7 @@ inline void attend_chunk(const Queries& queries, int first, Chunk chunk, Chunk n
 }
 
 // The queries [begin, end) of one chunk, in register blocks.
-inline void attend_queries(const Queries& queries, int begin, int end, Chunk chunk, Chunk next, int head_dim) {
+inline void attend_queries(const Queries& queries, int begin, int end, KvBlock chunk, KvBlock next, int head_dim) {
     for (int first = begin; first < end; first += kQueries)
         with_count<kQueries>(end - first < kQueries ? end - first : kQueries, [&](auto count) {
             attend_chunk<count()>(queries, first, chunk, next, head_dim);

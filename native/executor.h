@@ -49,9 +49,7 @@ struct Pass {
     int requests;
     int wanted_rows;
     const int32_t* wanted;
-    int32_t* keys;    // [layers][blocks], each as in KvLayer
-    int32_t* values;
-    float* scales;
+    int32_t* kv;  // [blocks / 8, rounded up][layers], each as in KvLayer
     int layers;
     int blocks;
     int kv_heads;

@@ -17,6 +17,7 @@ constexpr int kRowBlock = 8;   // rows whose quantised activations are interleav
 constexpr int kKvBlock = 32;   // positions in a block of the KV cache, and in a chunk of the attention's sum
 constexpr int kMaximum = 32;   // columns of the logits that share one maximum
 constexpr int kSegment = 256;  // positions whose partial attention may be computed apart
+constexpr int kKvRun = kSegment / kKvBlock;  // blocks of the KV cache that lie side by side
 constexpr int kRunRows = 8;    // rows of a request whose attention is computed together, at most
 constexpr size_t kFetchAhead = 8192;  // bytes between the weights that are computed and those that are fetched
 
@@ -106,17 +107,30 @@ struct LinearTask {
 //   keys    [head_dim / 2][32]  codes 2d and 2d + 1 of a position
 //   values  [16][head_dim]      code d of the positions t and t + 16
 //   scales  [2][32]             of keys, then of values
+// Eight blocks of a head lie side by side, then come the other heads, and at last the other layers: what a thread reads
+// of a text whose blocks follow one another is in order, and a short text touches little memory.
 struct KvLayer {
-    int32_t* keys;
-    int32_t* values;
-    float* scales;
+    int32_t* words;      // of the layer in the first eight blocks
+    size_t run_words;    // of all layers in eight blocks
     int heads;
     int head_dim;
 
-    OUTRIDER_INLINE KvLayer at(int block, int head) const {
-        const size_t before = size_t(block) * heads + head, words = size_t(head_dim) * (kKvBlock / 2);
-        return {keys + before * words, values + before * words, scales + before * 2 * kKvBlock, heads, head_dim};
+    OUTRIDER_INLINE static size_t block_words(int head_dim) { return size_t(head_dim + 2) * kKvBlock; }
+    OUTRIDER_INLINE int32_t* at(int block, int head) const {
+        return words + block / kKvRun * run_words + size_t(head * kKvRun + block % kKvRun) * block_words(head_dim);
     }
+};
+
+// One block and head of it.
+struct KvBlock {
+    int32_t* keys;
+    int32_t* values;
+    float* scales;
+
+    OUTRIDER_INLINE KvBlock(int32_t* words, int head_dim)
+        : keys(words),
+          values(words + head_dim * (kKvBlock / 2)),
+          scales(reinterpret_cast<float*>(words + head_dim * kKvBlock)) {}
 };
 
 // Where the rows of a pass live: the arrays of outrider.types.Rows.
@@ -154,7 +168,7 @@ OUTRIDER_INLINE int padded_lanes(int count) { return (count + 31) / 16 * 16; }
 // Words of scratch for a run: of each (row, query head) two states, maximum and reach; keys and values of a chunk.
 OUTRIDER_INLINE size_t attention_scratch_size(int head_dim, int queries) {
     return size_t(queries) * 2 * attention_state_size(head_dim) + 2 * size_t(padded_lanes(queries)) +
-           (size_t(head_dim) + 2) * kKvBlock;
+           KvLayer::block_words(head_dim);
 }
 
 struct Kernels {

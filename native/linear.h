@@ -6,8 +6,8 @@
 namespace outrider {
 namespace {
 
-// What to fetch while a group of the tiles up to tile_end is computed: the hardware's own prefetching stops at every page.
-// Past the end of the tiles lies what somebody else will read, so fetching goes on where this thread will.
+// What to fetch while a group of the tiles up to tile_end is computed: the hardware's own prefetching stops at every
+// page. Past the end of the tiles lies what somebody else will read, so fetching goes on where this thread will.
 struct Ahead {
     const uint8_t* end;
     ptrdiff_t jump;

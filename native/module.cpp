@@ -18,27 +18,22 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Keys = nb::ndarray<int32_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
-using Scales = nb::ndarray<float, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
-using Values = nb::ndarray<int16_t, nb::ndim<6>, nb::c_contig, nb::device::cpu>;
+using Cache = nb::ndarray<int32_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
 
 // Everything that can be checked once per call is checked here or in Executor::run, before a thread starts.
 bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
-         Ints tail_offsets, Ints tail_slots, Ints wanted, Keys keys, Values values, Scales scales) {
+         Ints tail_offsets, Ints tail_slots, Ints wanted, Cache kv, int blocks) {
     const size_t rows = tokens.shape(0);
     if (positions.shape(0) != rows || slots.shape(0) != rows || requests.shape(0) != rows ||
         tail_starts.shape(0) != rows || tail_offsets.shape(0) != rows + 1)
         throw std::invalid_argument("the arrays of a pass differ in length");
     if (tail_offsets.data()[0] != 0 || tail_offsets.data()[rows] != int32_t(tail_slots.shape(0)))
         throw std::invalid_argument("tail_offsets do not span tail_slots");
-    bool same = keys.shape(3) * 2 == values.shape(4);
-    for (size_t i = 0; i < 3; ++i)
-        same = same && keys.shape(i) == values.shape(i) && keys.shape(i) == scales.shape(i);
-    if (!same || keys.shape(4) != kKvBlock || values.shape(3) != kKvBlock / 2 || values.shape(5) != 2 ||
-        scales.shape(3) != 2 || scales.shape(4) != kKvBlock)
-        throw std::invalid_argument(
-            "the KV cache's keys, values and scales are not [layers, blocks, heads] times [head_dim / 2, 32], "
-            "[16, head_dim, 2] and [2, 32]");
+    const size_t head_dim = kv.shape(4) / kKvBlock - 2;
+    if (kv.shape(3) != kKvRun || kv.shape(4) != KvLayer::block_words(int(head_dim)))
+        throw std::invalid_argument("the KV cache is not [blocks / 8, layers, heads, 8, 32 (head_dim + 2)]");
+    if (blocks < 0 || size_t(blocks) > kv.shape(0) * kKvRun)
+        throw std::invalid_argument("the KV cache does not hold so many blocks");
     Pass pass = {};
     pass.rows = int(rows);
     pass.tokens = tokens.data();
@@ -47,13 +42,11 @@ bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints reque
     pass.requests = int(tables.shape(0));
     pass.wanted_rows = int(wanted.shape(0));
     pass.wanted = wanted.data();
-    pass.keys = keys.data();
-    pass.values = reinterpret_cast<int32_t*>(values.data());
-    pass.scales = scales.data();
-    pass.layers = int(keys.shape(0));
-    pass.blocks = int(keys.shape(1));
-    pass.kv_heads = int(keys.shape(2));
-    pass.head_dim = int(values.shape(4));
+    pass.kv = kv.data();
+    pass.layers = int(kv.shape(1));
+    pass.blocks = blocks;
+    pass.kv_heads = int(kv.shape(2));
+    pass.head_dim = int(head_dim);
     nb::gil_scoped_release release;
     return executor.run(pass);
 }
@@ -113,8 +106,7 @@ NB_MODULE(_native, m) {
         .def("select", &Executor::select, "x"_a, "out"_a)
         .def("maxima", &Executor::maxima, "x"_a, "out"_a)
         .def("run", &run, "tokens"_a, "positions"_a, "slots"_a, "requests"_a, "tables"_a, "tail_starts"_a,
-             "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "keys"_a.noconvert(), "values"_a.noconvert(),
-             "scales"_a.noconvert())
+             "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "kv"_a.noconvert(), "blocks"_a)
         .def("output",
              [](Executor& self, int buffer, int rows) {
                  return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(

@@ -301,13 +301,15 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
     kv_heads_ = kv_heads;
     head_dim_ = head_dim;
     const auto kv = [=, this] {
-        return KvLayer{pass_.keys, pass_.values, pass_.scales, kv_heads, head_dim}.at(layer * pass_.blocks, 0);
+        const size_t words = size_t(kv_heads) * kKvRun * KvLayer::block_words(head_dim);
+        return KvLayer{pass_.kv + size_t(layer) * words, size_t(pass_.layers) * words, kv_heads, head_dim};
     };
     const int per_kv = heads / kv_heads, group_width = per_kv * head_dim;
-    // Whoever waits at the end of the layer before fetches what it will read first, and the places that it will write to.
+    // Whoever waits at the end of the layer before fetches what it will read first, and the places it will write to.
     const auto fetch = [=, this](int thread) {
         if (thread < int(pieces_.size())) {
-            const KvLayer from = kv().at(first_block(pieces_[size_t(thread)]), pieces_[size_t(thread)].kv_head);
+            const AttentionPiece& piece = pieces_[size_t(thread)];
+            const KvBlock from(kv().at(first_block(piece), piece.kv_head), head_dim);
             for (int i = 0; i < head_dim * kKvBlock / 2; i += 16) {
                 __builtin_prefetch(from.keys + i, 0, 2);
                 __builtin_prefetch(from.values + i, 0, 2);
@@ -316,7 +318,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         const auto [begin, end] = share(width(qk), head_dim, thread, team_->size());
         const int slot = pass_.map.slots[0], place = slot % kKvBlock;
         for (int head = std::max(begin / head_dim, heads); head < end / head_dim; ++head) {
-            const KvLayer to = kv().at(slot / kKvBlock, head - heads);
+            const KvBlock to(kv().at(slot / kKvBlock, head - heads), head_dim);
             for (int i = 0; i < head_dim / 2; ++i) __builtin_prefetch(to.keys + i * kKvBlock + place, 1, 3);
             for (int i = 0; i < head_dim; i += 16)
                 __builtin_prefetch(to.values + place % (kKvBlock / 2) * head_dim + i, 1, 3);

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.cache import BLOCK, KVCache, KVSequence, key_places, value_places
+from outrider.cache.paged import RUN
 from outrider.models.base import KVShape
 from outrider.types import EMPTY, ROOT, Proposal
 
@@ -159,13 +160,20 @@ def test_the_table_grows_with_the_blocks():
 
 def test_storage_is_aligned_and_laid_out_as_promised():
     cache = KVCache(SHAPE, 5)
-    assert cache.keys.shape == (2, 5, 3, 2, BLOCK)
-    assert cache.values.shape == (2, 5, 3, BLOCK // 2, 4, 2)
-    assert cache.scales.shape == (2, 5, 3, 2, BLOCK)
+    assert cache.keys.shape == (2, 1, RUN, 3, 2, BLOCK)
+    assert cache.values.shape == (2, 1, RUN, 3, BLOCK // 2, 4, 2)
+    assert cache.scales.shape == (2, 1, RUN, 3, 2, BLOCK)
     assert (cache.keys.dtype, cache.values.dtype, cache.scales.dtype) == (np.int32, np.int16, np.float32)
-    for array in (cache.keys, cache.values, cache.scales):
-        assert array.flags.c_contiguous
-        assert array.ctypes.data % 64 == 0
+    assert cache.memory.shape == (1, 2, 3, RUN, (4 + 2) * BLOCK)
+    assert cache.memory.flags.c_contiguous
+    assert cache.memory.ctypes.data % 64 == 0
+    for number, array in enumerate((cache.keys, cache.values, cache.scales), 1):
+        assert np.shares_memory(array, cache.memory)
+        array.fill(number)
+    words = cache.memory[0, 1, 2, 4]
+    assert (words[: 2 * BLOCK] == 1).all()
+    assert (words[2 * BLOCK : 4 * BLOCK].view(np.int16) == 2).all()
+    assert (words[4 * BLOCK :].view(np.float32) == 3).all()
     assert cache.positions == 5 * BLOCK
 
 

@@ -108,7 +108,7 @@ def place(texts: Sequence[Text], shape: KVShape, *, fragmented: bool = True) -> 
 def store_context(cache: KVCache, sequence: KVSequence, text: Text) -> None:
     """Random keys and values in the layer that is read, at the positions before the first token."""
     if text.context:
-        _, _, heads, _, head_dim, _ = cache.values.shape
+        *_, heads, _, head_dim, _ = cache.values.shape
         keys, values = stored(text.seed, heads, head_dim)
         slots = np.array(sequence.slots(range(text.context)), np.int32)
         store(cache, LAYER, slots, keys[: text.context], values[: text.context])

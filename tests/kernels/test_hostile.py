@@ -109,16 +109,17 @@ def test_a_cache_of_another_shape_is_refused(shape: KVShape) -> None:
 
 
 CACHES: dict[str, Callable[[KVCache], None]] = {
-    "values like keys": lambda cache: setattr(cache, "values", cache.keys),
-    "float numbers": lambda cache: setattr(cache, "keys", cache.keys.view(np.float32)),
-    "wider numbers": lambda cache: setattr(cache, "values", cache.values.astype(np.int32)),
-    "not contiguous": lambda cache: setattr(cache, "keys", np.asfortranarray(cache.keys)),
-    "read-only": lambda cache: cache.values.setflags(write=False),
+    "float numbers": lambda cache: setattr(cache, "memory", cache.memory.view(np.float32)),
+    "wider numbers": lambda cache: setattr(cache, "memory", cache.memory.astype(np.int64)),
+    "not contiguous": lambda cache: setattr(cache, "memory", np.asfortranarray(cache.memory)),
+    "read-only": lambda cache: cache.memory.setflags(write=False),
+    "other runs": lambda cache: setattr(cache, "memory", cache.memory.reshape(-1, 2, 1, 4, 2 * cache.memory.shape[-1])),
+    "more blocks than there are": lambda cache: setattr(cache.pool, "size", 9),
 }
 
 
 @pytest.mark.parametrize("change", CACHES.values(), ids=CACHES)
-def test_a_cache_that_could_only_be_written_as_a_copy_is_refused(change: Callable[[KVCache], None]) -> None:
+def test_a_cache_that_is_none_or_could_only_be_written_as_a_copy_is_refused(change: Callable[[KVCache], None]) -> None:
     cache, rows = place(SCENE, HEADS.cache)
     change(cache)
     with pytest.raises((ValueError, TypeError)):

@@ -23,6 +23,9 @@ from outrider.cache.sequence import BLOCK, KVSequence
 from outrider.models.base import KVShape
 from outrider.types import ROOT, IntArray, Proposal, Rows
 
+RUN = 8
+"""Blocks that lie side by side in memory: a segment of attention."""
+
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python names from 3.13 on: memory is promised when it is touched, not before."""
 
@@ -44,19 +47,24 @@ class Stretch(Protocol):
 class KVCache:
     """The keys and values of all sequences, as 16-bit codes with a scale per key and per value of each head.
 
-    keys    int32, [layers, blocks, heads, head_dim / 2, BLOCK]: two codes a word.
-    values  int16, [layers, blocks, heads, BLOCK / 2, head_dim, 2]: positions t and t + BLOCK / 2 side by side.
-    scales  float32, [layers, blocks, heads, 2, BLOCK]: of keys, then of values.
+    keys    int32, [layers, runs, RUN, heads, head_dim / 2, BLOCK]: two codes a word; block b is (b // RUN, b % RUN).
+    values  int16, [layers, runs, RUN, heads, BLOCK / 2, head_dim, 2]: positions t and t + BLOCK / 2 side by side.
+    scales  float32, [layers, runs, RUN, heads, 2, BLOCK]: of keys, then of values.
 
-    All lie as attention reads them. The memory is touched, and thus really used, only where something is stored.
+    All are views of one `memory`, int32, [runs, layers, heads, RUN, words of a block and head]: what attention reads of
+    a text whose blocks follow one another is in order. Memory is touched, and thus really used, only where something is
+    stored.
     """
 
     def __init__(self, shape: KVShape, blocks: int) -> None:
-        places = (shape.layers, blocks, shape.heads)
-        self.keys = _zeros((*places, shape.head_dim // 2, BLOCK))
-        values = _zeros((*places, BLOCK // 2, shape.head_dim))
-        self.values = values.view(np.int16).reshape(*values.shape, 2)
-        self.scales = _zeros((*places, 2, BLOCK)).view(np.float32)
+        words, codes = (shape.head_dim + 2) * BLOCK, shape.head_dim * BLOCK // 2
+        self.memory = _zeros((-(-blocks // RUN), shape.layers, shape.heads, RUN, words))
+        inside = self.memory.transpose(1, 0, 3, 2, 4)
+        places = inside.shape[:-1]
+        self.keys = inside[..., :codes].reshape(*places, shape.head_dim // 2, BLOCK)
+        values = inside[..., codes : 2 * codes].view(np.int16)
+        self.values = values.reshape(*places, BLOCK // 2, shape.head_dim, 2)
+        self.scales = inside[..., 2 * codes :].view(np.float32).reshape(*places, 2, BLOCK)
         self.prefixes = PrefixTree(BLOCK)
         self.pool = BlockPool(blocks, self.prefixes.remove)
 
@@ -256,16 +264,16 @@ class KVCache:
 
     def _copy(self, sequence: KVSequence, node: Node, common: int) -> None:
         """Copy the first positions of a node's block to the block after the path, if there is one to write to."""
-        place = len(sequence.path)
+        end = len(sequence.path)
         self.pool.touch(node.block)
-        if place == len(sequence.blocks):
+        if end == len(sequence.blocks):
             if not self.pool.free:
                 return
             sequence.extend(self.pool.take(1))  # which may be the node's own, with what is in it
-        target = sequence.blocks[place]
-        for array in (self.keys, self.values, self.scales):
-            array[:, target] = array[:, node.block]  # as a whole: what is past the first positions is not seen
-        sequence.length = place * BLOCK + common
+        target = sequence.blocks[end]
+        (to, at), (source, place) = divmod(target, RUN), divmod(node.block, RUN)
+        self.memory[to, :, :, at] = self.memory[source, :, :, place]  # what is past the first positions is not seen
+        sequence.length = end * BLOCK + common
 
     def _add(self, parent: Node, keys: tuple[Key, ...], block: int) -> Node:
         """Make a block known, and forget those that hold only the beginning of it."""
@@ -296,14 +304,16 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
 def key_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
     """Index into `KVCache.keys` and `scales`; what it selects is [slots, layers, heads, head_dim / 2 or 2]."""
     block, place = np.divmod(slots, BLOCK)
-    return slice(None), block, slice(None), slice(None), place
+    run, block = np.divmod(block, RUN)
+    return slice(None), run, block, slice(None), slice(None), place
 
 
 def value_places(slots: Sequence[int] | IntArray) -> tuple[slice | IntArray, ...]:
     """Index into `KVCache.values`; what it selects is [slots, layers, heads, head_dim]."""
     block, place = np.divmod(slots, BLOCK)
+    run, block = np.divmod(block, RUN)
     half, word = np.divmod(place, BLOCK // 2)
-    return slice(None), block, slice(None), word, slice(None), half
+    return slice(None), run, block, slice(None), word, slice(None), half
 
 
 def _zeros(shape: tuple[int, ...]) -> IntArray:

@@ -59,9 +59,8 @@ class Executor:
         tail_offsets: IntArray,
         tail_slots: IntArray,
         wanted: IntArray,
-        keys: IntArray,
-        values: npt.NDArray[np.int16],
-        scales: FloatArray,
+        kv: IntArray,
+        blocks: int,
     ) -> bool: ...
     def output(self, buffer: int, rows: int) -> FloatArray: ...
     def profile(self, on: bool) -> None: ...

@@ -101,9 +101,8 @@ class NativeProgram:
             rows.tail_offsets,
             rows.tail_slots,
             rows.wanted,
-            cache.keys,
-            cache.values,
-            cache.scales,
+            cache.memory,
+            cache.pool.size,
         )
         if moved or len(self._results) > _KEPT:
             self._results.clear()
