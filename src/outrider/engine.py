@@ -129,6 +129,13 @@ class Engine:
                 self.scheduler.settle([request])
                 self.drafter.end(request)
 
+    def drop_all(self) -> None:
+        """End all requests, and say nothing of it: whoever waits for them is told in another way."""
+        for request in (*self.scheduler.running, *self.scheduler.waiting):
+            self.cancel(request)
+        self.drop_cancelled()
+        self._emitted = []
+
     def _tell(self, commits: Sequence[Commit]) -> list[Emitted]:
         emitted = self._emitted + [commit.emitted for commit in commits if commit.emitted]
         self._emitted = []

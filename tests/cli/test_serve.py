@@ -20,8 +20,10 @@ def server(process):
 
     def start(*args, **options):
         running = process("serve", "--port", 0, *args, **options)
-        line = running.stderr.readline().decode()
-        return running, re.search(r"http://\S+", line)[0], line
+        for line in map(bytes.decode, running.stderr):  # on a slow machine it says first that it measures it
+            if found := re.search(r"http://\S+", line):
+                return running, found[0], line
+        raise AssertionError("the server has ended")
 
     return start
 

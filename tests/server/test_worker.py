@@ -116,6 +116,25 @@ def test_steps_that_fail_twice_let_everybody_down_and_the_thread_goes_on(worker,
     assert len(text_of(told, mine)) == 10
 
 
+def test_a_failure_is_told_once_however_long_it_lasts(worker, engine, told, monkeypatch):
+    """Nobody who comes later is let down for it."""
+    calls, step = [], engine.step
+
+    def failing():
+        calls.append(None)
+        raise OSError("broken")
+
+    monkeypatch.setattr(engine, "step", failing)
+    worker.submit([request()])
+    assert str(told.get(timeout=60)) == "broken"
+    assert len(calls) == 2
+    monkeypatch.setattr(engine, "step", step)
+    mine = request()
+    worker.submit([mine])
+    assert len(text_of(told, mine)) == 10
+    assert told.empty()
+
+
 def test_the_death_of_the_thread_is_told(engine, told, monkeypatch):
     worker = Worker(engine, emitted=told.put, failed=told.put)
     monkeypatch.setattr(engine, "submit", lambda request: 1 / 0)

@@ -72,8 +72,7 @@ class Worker:
         try:
             while self._obey():
                 self._step()
-            self._drop_all()
-            self._engine.step()  # without a request it computes nothing
+            self._engine.drop_all()
         except Exception as error:
             log.critical("the engine's thread has died", exc_info=error)
             self._failed(error)
@@ -97,16 +96,11 @@ class Worker:
             log.error("a step failed, for the %s time", "first" if self._failures == 1 else "second", exc_info=error)
             if self._failures == 1:
                 return
+            self._engine.drop_all()  # before it is told: what comes then is not of this failure
             self._failed(error)
-            self._drop_all()
         else:
             if emitted:
                 self._emitted(emitted)
         finally:
             self._step_began = None
         self._failures = 0
-
-    def _drop_all(self) -> None:
-        for request in (*self._engine.scheduler.running, *self._engine.scheduler.waiting):
-            self._engine.cancel(request)
-        self._engine.drop_cancelled()
