@@ -170,6 +170,24 @@ def test_a_conversation_loses_the_head_if_the_target_tells_it_too_little(
     assert {origin for origin, _ in drafter.notes} != {0}
 
 
+def test_choices_of_one_prompt_are_all_drafted_for_from_its_beginning(
+    target: tuple[NativeModel, Recorded], head: DraftHead
+) -> None:
+    """The target computes the prompt once, and so does the head."""
+    model, _ = target
+    drafter = Diary(head)
+    outputs = []
+    for run in (engine(model, drafter, chunk=40), engine(model, None)):
+        requests = [Request(PROMPTS[4] * 2, SEEDED[1], choice=choice) for choice in range(3)]
+        for request in requests:
+            run.submit(request)
+        drain(run)
+        outputs.append([request.output for request in requests])
+    assert outputs[0] == outputs[1]
+    assert {origin for origin, proposal in drafter.notes if proposal} == {0}
+    assert len({tuple(output) for output in outputs[0]}) == 3
+
+
 def cycle(token: int) -> int:
     """The only text that the target below knows: 16, 21, 26, 31, 20, ..."""
     return 16 + (token - 16 + 5) % 16

@@ -114,6 +114,32 @@ def test_texts_that_run_together_share_their_beginning(alone: DraftHead) -> None
         assert_like_fresh(alone, session)
 
 
+def test_several_choices_wait_until_the_first_has_read_their_prompt(alone: DraftHead) -> None:
+    """The target computes the full blocks of a prompt once for all of them, before anybody drafts."""
+    start = 2 * BLOCK - 1
+    drafter = EagleDrafter(alone, LAYERS, positions=1024)
+    first = Session(drafter, PROMPT)
+    others = [Warm(drafter, PROMPT, start, request_id=n) for n in (2, 3)]
+    own = Warm(drafter, PROMPT, start, request_id=4, reuse=False)
+    other = Warm(drafter, [1, *PROMPT], start, request_id=5)
+    sessions = [*others, first, own, other]
+    lengths = [len(proposal) for proposal in drafter.propose([session.request() for session in sessions])]
+    assert lengths == [0, 0, 5, 5, 5]
+    assert drafter.skipped == {"catching up": 2}
+    for session in sessions:
+        session.commit(EMPTY, 0, 9)
+    for session in (*others, first):
+        assert_like_fresh(alone, session)
+    assert [drafter._texts[n].origin for n in (4, 5)] == [start] * 2
+
+
+def test_nobody_waits_for_one_that_is_not_drafted_for(alone: DraftHead) -> None:
+    drafter = EagleDrafter(alone, LAYERS, positions=1024)
+    first, second = Session(drafter, PROMPT), Warm(drafter, PROMPT, 2 * BLOCK - 1)
+    lengths = [len(proposal) for proposal in drafter.propose([first.request(0), second.request()])]
+    assert lengths == [0, 5]
+
+
 def test_what_the_head_knows_it_does_not_read_again_though_the_target_did(alone: DraftHead) -> None:
     drafter = EagleDrafter(alone, LAYERS, positions=1024)
     text = leave(drafter)

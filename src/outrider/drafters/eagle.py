@@ -112,10 +112,12 @@ class EagleDrafter(Drafter):
     def _chains(self, requests: Sequence[DraftRequest]) -> list[_Chain]:
         """The requests that the head works on in this step, each with as many of its unread positions as have room."""
         chains = []
+        drafting = [self._texts[request.id] for request in requests if request.most > 0]
         for place, request in enumerate(requests):
             text = self._texts[request.id]
-            if text.new and request.most > 0:
-                self._adopt(text)
+            if text.new and text in drafting and not self._adopt(text, drafting):
+                self.skipped["catching up"] += 1
+                continue
             entries = len(request.tokens) - 1 - text.origin  # the last one tells the first drafted token
             k = min(self._k, request.most, self._head.config.context - entries + 1)
             if k >= 1 and text.known == entries:
@@ -157,20 +159,23 @@ class EagleDrafter(Drafter):
             for chain in ready:
                 chain.text.entries.length += 1
 
-    def _adopt(self, text: _Text) -> None:
+    def _adopt(self, text: _Text, drafting: Sequence[_Text]) -> bool:
         """Give a text that is new to the head the entries that others have left, if it then begins where the text does.
 
-        The last one is computed in any case, for the sake of its logits.
+        The last one is computed in any case, for the sake of its logits. False: one of those that are drafted for is
+        about to read what is missing, as another choice of the same request may be.
         """
         text.new = False
         reach = text.origin + text.known
         if not text.reuse or reach > self._head.config.context:
-            return
+            return True
         found = self._cache.adopt(text.entries, list(pairwise(text.tokens[:reach])))
         if found >= text.origin:
             text.join(found)
-        else:
-            self._cache.release(text.entries)
+            return True
+        self._cache.release(text.entries)
+        text.new = any(other.reads(text.tokens[: text.origin + 1]) for other in drafting)
+        return not text.new
 
     def _read(self, texts: Sequence[_Text], stretches: Sequence[_Stretch]) -> tuple[FloatArray, FloatArray]:
         """Compute the entries of the next unread positions of some texts; gives what `DraftHead.forward` does."""
@@ -296,6 +301,11 @@ class _Text:
             self._first = 0
             if len(self._taps) > 8 * _FEW:
                 self._taps = np.empty((_FEW, self._taps.shape[1]), np.float32)
+
+    def reads(self, begin: Sequence[int]) -> bool:
+        """Whether it is going to read a text that begins so from its beginning, for others too."""
+        unread = self.computed < self.known and self.known >= len(begin) - 1
+        return unread and self.reuse and not self.origin and self.tokens[: len(begin)] == begin
 
     def join(self, entries: int) -> None:
         """So many entries of the whole text are there: those before the origin, and some whose taps are not needed."""
