@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,6 +28,9 @@ class Chosen(Noise):
     """Noise whose numbers for acceptance are given: etas[i] decides whether i + 1 tokens are accepted."""
 
     etas: tuple[float, ...] = ()
+
+    def ahead(self, tokens: int) -> Chosen:
+        return replace(self, position=self.position + tokens)
 
     def uniform(self, purpose: Purpose, sibling: int = 0) -> float:
         return self.etas[self.position] if purpose == Purpose.ACCEPT else 0.5

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from outrider import heads, machine
+from outrider import drafts, machine
 from outrider.certify import controls, draws, identity, law
 from outrider.certify.certificate import Certificate, Machine, ModelFile
 from outrider.certify.controls import control
@@ -222,7 +222,7 @@ def _load(target: LLM | Path, threads: int, draft: str | Path | None) -> LLM:
     if not isinstance(target, LLM):
         return LLM(target, draft=draft, costs=FREE, threads=threads)
     if (target.model.threads, target.draft) == (threads, draft) and (
-        target.own_draft or not heads.packaged(target.path)
+        target.own_draft or not drafts.shipped(target.path).weights
     ):
         return target
     return _load(target.path, threads, draft)
