@@ -56,7 +56,7 @@ def test_rows_that_become_dearer_are_noticed(rows: float) -> None:
 def test_rows_that_cost_nothing_when_they_were_measured_may_do_so_later() -> None:
     """Two processors may have a core each now, and share one in the next minute."""
     machine = Machine(noise=0.05)
-    machine.prices = Prices(Costs((1, 9), (0,), ((0.002, 0.002),)), [], lambda: machine.now)
+    machine.prices = Prices(Costs((1, 3, 9), (0,), ((0.002, 0.002, 0.0036),)), [], lambda: machine.now)
     assert machine.prices.added(1, 0, 2) == (0.0, 0.0, 0.0)
     for _ in range(300):
         machine.step(0)

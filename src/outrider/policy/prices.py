@@ -66,6 +66,7 @@ class Prices:
         self._costs = costs
         self._clock = clock
         self._measured = lru_cache(1024)(self._added)
+        self._least = _LEAST if costs.v(costs.rows[-1]) > 1 else 0.0  # rows that are said to be free stay so
         self._corrected = lru_cache(1024)(self._correct)
         self._drafts = lru_cache(1024)(self._with_drafting)
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
@@ -122,7 +123,7 @@ class Prices:
 
     def _added(self, base: int, context: int, most: int) -> Sequence[float]:
         measured = self._costs.added(base, context, most)
-        return tuple([max(time, _LEAST * rows) for rows, time in enumerate(measured)])
+        return tuple([max(time, self._least * rows) for rows, time in enumerate(measured)])
 
     def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
         if factor == 1:
