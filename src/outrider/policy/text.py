@@ -34,7 +34,8 @@ class Text:
         self.observers: list[Drafter] = []
         self.ledger = Ledger(prefill)
         self.tokens = request.tokens
-        self._fixed = request.speculation.length is not None
+        # Who fixes a length, or expects a text, is never left alone.
+        self._fixed = request.speculation.length is not None or bool(request.prediction)
         self._planned = [drafter for drafter in active if drafter.cost or drafter.draws]
         self.asking = Alarm(len(self._planned) < len(active))
         self.planning = Alarm(bool(self._planned))
