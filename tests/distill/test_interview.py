@@ -44,7 +44,7 @@ def test_a_dialogue_reads_as_the_chat_template_writes_it(template, tokenizer):
                 messages.append({"role": "assistant", "content": tokenizer.decode(answer)})
             rendered = tokenizer.render_chat(messages, add_generation_prompt=False)
             assert tokenizer.encode(rendered)[: len(dialogue.tokens)] == dialogue.tokens
-    assert {"chat", "sum", "translation", "question", "news", "summary", "passage"} <= set(kinds)
+    assert {"chat", "sum", "translation", "question", "news", "passage", "reading", "study"} <= set(kinds)
 
 
 def test_answers_hold_what_the_target_wrote_and_its_end_of_turn(template):
@@ -60,15 +60,17 @@ def test_a_question_that_does_not_end_is_dropped(template):
     assert len(turns) == 1
 
 
-def test_a_summary_quotes_the_passage_that_the_target_wrote(template, tokenizer):
+@pytest.mark.parametrize(("kind", "count"), [("reading", 1), ("study", 3)])
+def test_what_is_read_are_passages_that_the_target_wrote(template, tokenizer, kind, count):
     for seed in range(300):
         dialogues, _ = run(template, seed)
-        if any(dialogue.kind == "summary" for dialogue in dialogues):
-            passage, summary = dialogues
-            assert passage.kind == "passage"
-            assert "xyz" in tokenizer.decode(summary.tokens[: summary.answers[0][0]])
+        if dialogues[-1:] and dialogues[-1].kind == kind:
+            *passages, reading = dialogues
+            assert [passage.kind for passage in passages] == ["passage"] * count
+            prompt = tokenizer.decode(reading.tokens[: reading.answers[0][0]])
+            assert prompt.count("xyz") >= count
             return
-    pytest.fail("no interview of 300 was a summary")
+    pytest.fail(f"no interview of 300 was a {kind}")
 
 
 def test_the_same_seed_asks_the_same(template):

@@ -6,7 +6,8 @@ turn = dialogue.send(written)       # ... until StopIteration, whose value is th
 
 From the chat template up to the user's turn and a few first words, an instruction-tuned model writes a plausible
 question; then it answers. The first words vary, so that tasks do: conversation, code, role play, short questions, sums,
-translation, news, and passages that the model wrote itself and is then asked to summarise or asked about.
+translation, news, and passages that the model wrote itself: one or several, which it is then asked to summarise or asked
+about.
 """
 
 from __future__ import annotations
@@ -170,23 +171,34 @@ def _translation(kind: str, rng: Random, template: Template) -> Interview:
     return (yield from _conversation((opening,), 80, 0.0)(kind, rng, template))
 
 
-def _passage(kind: str, rng: Random, template: Template) -> Interview:
-    """A passage by the model, and then a question about it."""
-    author = _Speaker("passage", rng, template)
-    if not (yield from author.ask(rng.choice(openings.PASSAGES).format(topic=rng.choice(openings.TOPICS)), 60)):
-        return []
-    yield from author.answer(rng.choice(_PASSAGE_LENGTHS))
-    (start, end), tokens = author.dialogue.answers[0], author.dialogue.tokens
-    text = template.tokenizer.decode(tokens[start:end]).strip()
-    reader = _Speaker(kind, rng, template)
-    if kind == "summary":
-        reader.quote(rng.choice(openings.SUMMARIES) + text)
-    else:
-        reader.quote(text + "\n")
-        if not (yield from reader.ask(rng.choice(openings.QUESTIONS).capitalize(), 40)):
-            return [author.dialogue]
-    yield from reader.answer()
-    return [author.dialogue, reader.dialogue]
+def _passages(count: int) -> Callable[..., Interview]:
+    """So many passages by the model, and then a summary of them or a question about them."""
+
+    def interview(kind: str, rng: Random, template: Template) -> Interview:
+        dialogues: list[Dialogue] = []
+        while len(dialogues) < count:
+            author = _Speaker("passage", rng, template)
+            if not (yield from author.ask(rng.choice(openings.PASSAGES).format(topic=rng.choice(openings.TOPICS)), 60)):
+                return dialogues
+            yield from author.answer(rng.choice(_PASSAGE_LENGTHS))
+            dialogues.append(author.dialogue)
+        text = "\n\n".join(_answered(template, author) for author in dialogues)
+        reader = _Speaker(kind, rng, template)
+        if rng.random() < _SUMMARIES:
+            reader.quote(rng.choice(openings.SUMMARIES) + text)
+        else:
+            reader.quote(text + "\n")
+            if not (yield from reader.ask(rng.choice(openings.QUESTIONS).capitalize(), 40)):
+                return dialogues
+        yield from reader.answer()
+        return [*dialogues, reader.dialogue]
+
+    return interview
+
+
+def _answered(template: Template, dialogue: Dialogue) -> str:
+    start, end = dialogue.answers[0]
+    return template.tokenizer.decode(dialogue.tokens[start:end]).strip()
 
 
 def _answer_temperature(rng: Random) -> float:
@@ -197,6 +209,7 @@ def _answer_temperature(rng: Random) -> float:
 _QUESTION_TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
 _ANSWER_LENGTHS = (96, 128, 160, 192)
 _PASSAGE_LENGTHS = (192, 256, 320, 384)
+_SUMMARIES = 0.45  # of what is read, the others are asked about
 
 
 _KINDS: dict[str, tuple[float, Callable[[str, Random, Template], Interview]]] = {
@@ -207,6 +220,6 @@ _KINDS: dict[str, tuple[float, Callable[[str, Random, Template], Interview]]] = 
     "sum": (0.14, _sums),
     "translation": (0.12, _translation),
     "news": (0.08, _conversation(openings.NEWS, 420, 0.0)),
-    "summary": (0.06, _passage),
-    "passage": (0.08, _passage),
+    "reading": (0.14, _passages(1)),
+    "study": (0.05, _passages(3)),
 }
