@@ -71,7 +71,7 @@ def test_the_schema_is_stable(certificate):
     """A field that goes or changes its name needs another SCHEMA."""
     data = report.as_json(certificate)
     assert set(data) == {
-        "schema", "holds", "model", "machine", "extent", "seed", "level", "identity", "law", "draws", "controls", "seconds",
+        "schema", "holds", "model", "draft", "machine", "extent", "seed", "level", "identity", "law", "draws", "controls", "seconds",
     }  # fmt: skip
     fit = {"draws", "bins", "statistic", "p_value", "level", "smallest_bias", "impossible"}
     assert set(data["law"][0]) == {"setting", "fit", "accepted", "fault", "holds"}

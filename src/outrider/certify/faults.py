@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.cache import BLOCK, BlockPool, KVCache, KVSequence
-from outrider.cache.paged import Stretch
+from outrider.cache import BLOCK, KVCache, KVSequence
+from outrider.cache.paged import RUN, Stretch
 from outrider.cache.prefix import Key
 from outrider.certify.rig import Altered, Parts
 from outrider.drafters.base import DraftRequest
@@ -98,8 +98,7 @@ class _NotRolledBack(KVCache):
 
     def __init__(self, shape: KVShape, blocks: int) -> None:
         super().__init__(shape, blocks + 1)
-        self.pool = BlockPool(blocks, self.prefixes.remove)  # which does not know of the last block
-        self._aside = blocks * BLOCK
+        self._aside = blocks * BLOCK  # the last block, which is taken when there is no other
         self._written: dict[int, int] = {}  # sequence -> one past the last index that was written
 
     def reserve(self, work: Sequence[Stretch], proposals: Sequence[Proposal]) -> Rows:
@@ -137,7 +136,7 @@ class _NotCopied(KVCache):
     def adopt(self, sequence: KVSequence, keys: Sequence[Key]) -> int:
         count = super().adopt(sequence, keys)
         for block in sequence.blocks[len(sequence.path) :]:
-            self.keys[:, block] = self.values[:, block] = 0
+            self.memory[block // RUN, :, :, block % RUN] = 0
         return count
 
 

@@ -6,8 +6,8 @@ turn = dialogue.send(written)       # ... until StopIteration, whose value is th
 
 From the chat template up to the user's turn and a few first words, an instruction-tuned model writes a plausible
 question; then it answers. The first words vary, so that tasks do: conversation, code, role play, short questions, sums,
-translation, news, and passages that the model wrote itself: one or several, which it is then asked to summarise or asked
-about.
+translation, news, and passages that the model wrote itself, one or several, which it is then asked to summarise or
+asked about.
 """
 
 from __future__ import annotations
