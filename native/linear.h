@@ -11,12 +11,18 @@ namespace {
 struct Ahead {
     const uint8_t* end;
     ptrdiff_t jump;
+    bool once = streams_past_caches();
 
     Ahead(const LinearTask& task, int tile_end)
         : end(task.weight->tile(tile_end)), jump(task.next ? task.next - end : 0) {}
-    const uint8_t* operator()(const uint8_t* data) const {
+
+    void fetch(const uint8_t* data, size_t bytes) const {
         const uint8_t* at = data + kFetchAhead;
-        return at < end ? at : at + jump;
+        if (at >= end) at += jump;
+        if (once)
+            for (size_t line = 0; line < bytes; line += 64) prefetch_once(at + line);
+        else
+            for (size_t line = 0; line < bytes; line += 64) prefetch(at + line);
     }
 };
 

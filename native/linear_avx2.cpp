@@ -77,8 +77,7 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
 
     for (int r = 0; r < kRows; ++r) acc[r] = splat(0);
     for (int g = 0; g < groups; ++g) {
-        const uint8_t* fetched = ahead(data);
-        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(fetched + line);
+        ahead.fetch(data, group_bytes(kFormat));
         __m256i dot[kRows][2];
         group_dots<kFormat, kRows>(data, x, size_t(block_rows) * 4, dot);
         const Vec scale = load_half(reinterpret_cast<const uint16_t*>(data + kCodes));

@@ -47,8 +47,7 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
     __m512 total[kRows];
     for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
     for (int g = 0; g < groups; ++g) {
-        const uint8_t* fetched = ahead(data);
-        for (size_t line = 0; line < group_bytes(kFormat); line += 64) prefetch_once(fetched + line);
+        ahead.fetch(data, group_bytes(kFormat));
         __m512i codes[8], dot[kRows];
         unpack<kFormat>(data, codes);
         for (int r = 0; r < kRows; ++r)

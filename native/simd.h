@@ -376,11 +376,22 @@ inline Vec largest_of_each(const Vec* a) {
 }
 #endif
 
-// Into all caches, or, for what is used once and then not for a whole pass, into the nearest one only: streaming the weights
-// through the larger caches would throw out the activations, the KV cache and the Python interpreter each time.
+// Into all caches, or, for what is used once and then not for a whole pass, into the nearest one only.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 inline void prefetch_soon(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
+
+// Whether weights are better streamed past the larger caches: through them they would throw out the activations, the KV
+// cache and the Python interpreter each time. On Intel's processors what passes them comes through the few buffers of
+// the first cache alone, which takes three times as long.
+inline bool streams_past_caches() {
+#if defined(__x86_64__)
+    static const bool intel = __builtin_cpu_is("intel");
+    return !intel;
+#else
+    return true;
+#endif
+}
 
 // e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a degree-6 Taylor polynomial.
