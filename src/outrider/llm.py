@@ -177,6 +177,7 @@ class LLM:
             mine.append(
                 drafters.create(named)
             )  # "ngram": superseded by "suffix", and drafts only where it is asked for
+        gguf.release()  # all weights are packed now
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -147,6 +148,24 @@ def test_the_default_models_header_is_read_in_under_150_ms() -> None:
         GGUF.open(path)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.15
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="memory is looked at as Linux shows it")
+def test_a_released_file_takes_no_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf", hidden=256)
+    file = GGUF.open(path)
+    before = {name: file.data(name).tobytes() for name in file.tensors}
+    assert resident(path) >= sum(map(len, before.values()))
+    file.release()
+    assert resident(path) == 0
+    assert {name: file.data(name).tobytes() for name in file.tensors} == before
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory."""
+    found = re.search(rf"{re.escape(str(path))}\n(?:\w+: .*\n)*?Rss: *(\d+) kB", Path("/proc/self/smaps").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def test_tensor_types_are_numbered_and_sized_as_in_ggml() -> None:

@@ -91,6 +91,11 @@ class GGUF:
         tensor = self.tensor(name)
         return np.frombuffer(self._bytes, np.uint8, tensor.nbytes, tensor.offset)
 
+    def release(self) -> None:
+        """Give back the memory that reading took: whoever reads again reads from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def integer(self, field: str, *, minimum: float = -inf, maximum: float = inf, default: int | None = None) -> int:
         """An integer field within [minimum, maximum], or the default if it is absent; ModelFileError otherwise."""
         value = self._value(field, default)
