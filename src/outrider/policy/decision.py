@@ -177,7 +177,7 @@ class Decision:
             count = kept + extra
             proposals.append(offer.proposal.keep(offer.order[:count]) if offer and count else empty)
             if offer:
-                text.draft(offer.drafter, (count * each + offer.price) / self._share)
+                text.draft(offer.drafter, (count * each + offer.price) / self._share, self._added[1] / self._share)
         return proposals
 
     def _wants(self, place: int, drafter: Drafter) -> bool:

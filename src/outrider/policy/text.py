@@ -12,7 +12,7 @@ from outrider.types import ROOT, Proposal
 
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
 _WINDOW = 16  # steps
-_RARE = 0.15  # hits per step
+_MARGIN = 3  # times what looking up takes: not every token that would have been right is drafted
 
 
 class Text:
@@ -48,8 +48,10 @@ class Text:
         self._heard: list[tuple[Drafter, Proposal]] = []
         self._lookup = lookup
         self._requests = 1
-        self._hits = 0.25  # how often the next token was among what free drafters proposed, of late
-        self._gain = 0.0  # plain steps that their drafts have saved, in each step in which they were asked, of late
+        # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
+        # and how many plain steps their drafts have saved.
+        self._hits, self._gain = 0.25, 1.5 * lookup
+        self._row = 0.0  # what one drafted token adds to a step, in the request's share of a plain one
         self._asked = False
 
     @property
@@ -88,8 +90,8 @@ class Text:
     def asks(self) -> bool:
         """Whether free drafters are to be asked in this step.
 
-        To look things up takes some time, too: where they are not right, have hardly been so of late, and have brought
-        less than it takes, they are asked less and less often.
+        To look things up takes some time, too: where that has brought less of late than it takes, and they are not
+        right so often that it will bring more, they are asked less and less often.
         """
         self._asked = len(self.tokens) >= self.asking.due
         return self._asked
@@ -106,9 +108,12 @@ class Text:
         """A free drafter has proposed this, whatever becomes of it."""
         self._heard.append((drafter, proposal))
 
-    def draft(self, drafter: Drafter, spent: float) -> None:
-        """A proposal of the drafter is on its way; `spent` in the request's share of a plain step."""
-        self._drafter, self._spent = drafter, spent
+    def draft(self, drafter: Drafter, spent: float, row: float) -> None:
+        """A proposal of the drafter is on its way, or that part of it which pays.
+
+        spent, row  what that adds to the step, and what one token would, in the request's share of a plain step.
+        """
+        self._drafter, self._spent, self._row = drafter, spent, row
 
     def learn(self, observation: Observation) -> None:
         """What came of it. A piece of a prompt commits nothing, and teaches nothing.
@@ -131,7 +136,7 @@ class Text:
             lookup = self._lookup * self._requests
             self._hits += (hit - self._hits) / _WINDOW
             self._gain += (gain - self._gain) / _WINDOW
-            useless = not hit and self._hits < max(_RARE, 2 * lookup) and self._gain < lookup
+            useless = self._gain < lookup and self._hits < self._row + _MARGIN * lookup
             self.asking.set(len(self.tokens), useless=useless and not self._fixed)
         if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
             proposal, path = observation.proposal, (ROOT, *observation.path)
