@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.cache import KVCache, KVSequence
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
-from outrider.errors import UnsupportedModelError
+from outrider.errors import NumericError, UnsupportedModelError
 from outrider.kernels.native import NativeModel
 from outrider.models import record
 from outrider.models.base import CausalLM
@@ -249,11 +249,18 @@ class ModelDrafter(Drafter):
         return list(logits)
 
     def _draw(self, chain: _Chain, logits: FloatArray) -> None:
-        """Append the token that the draft model writes next."""
+        """Append the token that the draft model writes next; where its logits give none, the chain ends.
+
+        To drop what was drawn before would be to look at it: these logits depend on it.
+        """
         request, depth = chain.request, len(chain.tokens)
         row = self._in_target_ids(logits)
         row = adjusted(row, request.params, chain.text.history, chain.tokens)
-        law = distribution(row, request.params)
+        try:
+            law = distribution(row, request.params)
+        except NumericError:
+            chain.count = depth
+            return
         noise = request.noise.ahead(depth)
         q = None
         if request.params.temperature == 0:
