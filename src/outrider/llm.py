@@ -249,8 +249,8 @@ class LLM:
         json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it. For any object:
                      {"type": "object"}. It needs the extra "grammar".
         choice       index among the texts that are asked for together; with the same seed each is another one.
-        reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
-                     later ones. It changes nothing but the time until the first token.
+        reuse        whether it may use what was computed for earlier texts that begin alike, and with
+                     learn_from_outputs what they said, and leaves its own for later ones. It changes nothing but times.
 
         Raises RequestError if the prompt is neither text, token ids, nor messages, if the schema cannot be used, or if
         it could never run.

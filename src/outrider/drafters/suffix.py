@@ -46,8 +46,9 @@ class SuffixDrafter(Drafter):
     """A tree of at most k nodes, most probable first: a chain, where the occurrences agree.
 
     followers  what the target mostly says, whatever the text; None: nothing is known.
-    past       outputs of requests that are over, of whichever caller, to draft from as well, and to add to. None: a
-               request's drafts come from its own tokens and the table alone, and nothing of it outlives it.
+    past       outputs of requests that are over, of whichever caller, to draft from as well, and to add to. None, or
+               a request that opts out of reuse: its drafts come from its own tokens and the table alone, and nothing
+               of it outlives it.
     """
 
     name = "suffix"
@@ -66,7 +67,7 @@ class SuffixDrafter(Drafter):
 
     def end(self, request_id: int) -> None:
         view, _ = self._texts.pop(request_id, (None, None))
-        if view is not None and self._past is not None:
+        if view is not None and view.reuse and self._past is not None:
             self._past.add(view.tokens[view.prompt_length :])
 
     def _tree(self, request: DraftRequest) -> Proposal:
@@ -75,6 +76,6 @@ class SuffixDrafter(Drafter):
             return EMPTY
         _, index = self._texts[request.id]
         index.append(request.tokens[len(index) :])
-        past = self._past.indices if self._past is not None else ()
+        past = self._past.indices if self._past is not None and request.reuse else ()
         tokens, parents, estimates = grow(index, past, self._followers, count)
         return Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY
