@@ -62,7 +62,10 @@ def test_another_model_or_machine_has_another_place(model_file: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"rows": [1, 2]}',
+    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"rows": [1, 2]}', b"[" * 100_000,
+     b'{"rows": [1, Infinity], "contexts": [128], "seconds": [[1.0, 2.0]]}',
+     b'{"rows": [1, 2], "contexts": [128], "seconds": [[1.0, 1' + b"0" * 400 + b"]]}",
+     b'{"rows": [1, 1' + b"0" * 5000 + b'], "contexts": [128], "seconds": [[1.0, 2.0]]}',
      *(json.dumps(wrong).encode() for wrong in (
         {"rows": [1, 2], "contexts": [128], "seconds": [[1.0]]},
         {"rows": [1], "contexts": [128], "seconds": [[1.0]]},
