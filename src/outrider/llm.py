@@ -132,7 +132,7 @@ class LLM:
                         they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
                         measured now, which takes a second or two, and stored.
-        recalibrate     measure them in any case.
+        recalibrate     measure them in any case; not with costs.
         context_length  the most tokens of prompt and output; None: the model's own, which is also the most.
         kv_tokens       positions that the KV cache holds, of all requests together; None: four full contexts, or as
                         many as fit in a quarter of the machine's memory, but at least one full context.
@@ -146,6 +146,8 @@ class LLM:
         off = Speculation.parse(speculation).length == 0
         if off and draft is not None:
             raise RequestError(f"draft={str(draft)!r} is of no use with speculation={speculation!r}")
+        if recalibrate and costs is not None:
+            raise RequestError("recalibrate=True is of no use with costs, which are taken as they are")
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)

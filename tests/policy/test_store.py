@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import RequestError
 from outrider.llm import LLM
 from outrider.policy import store as storing
 from outrider.policy.costs import Costs
@@ -118,3 +119,5 @@ def test_a_model_is_measured_when_it_is_first_loaded(tmp_path: Path, monkeypatch
     assert LLM(path, threads=1, recalibrate=True).costs == COSTS
     assert LLM(path, threads=1).costs == COSTS
     assert LLM(path, threads=1, costs=first).costs == first
+    with pytest.raises(RequestError, match="recalibrate=True is of no use with costs"):
+        LLM(path, threads=1, costs=first, recalibrate=True)
