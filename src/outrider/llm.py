@@ -137,13 +137,15 @@ class LLM:
         kv_tokens       positions that the KV cache holds, of all requests together; None: four full contexts, or as
                         many as fit in a quarter of the machine's memory, but at least one full context.
         max_batch       requests that are decoded together; others wait.
-        max_draft       most tokens drafted for a request in a step.
+        max_draft       most tokens drafted for a request in a step; a fixed number of more is refused.
         threads         None: OUTRIDER_THREADS, or what the process may use.
         progress        told of a download's progress.
 
         Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
         """
-        off = Speculation.parse(speculation).length == 0
+        wanted = Speculation.parse(speculation)
+        wanted.check(max_draft)
+        off = wanted.length == 0
         if off and draft is not None:
             raise RequestError(f"draft={str(draft)!r} is of no use with speculation={speculation!r}")
         if recalibrate and costs is not None:
@@ -174,11 +176,9 @@ class LLM:
                 files.weights, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
             )
             mine.append(self.own_draft)
-        named = Speculation.parse(speculation).drafter
-        if named in set(drafters.available()) - {drafter.name for drafter in mine}:
-            mine.append(
-                drafters.create(named)
-            )  # "ngram": superseded by "suffix", and drafts only where it is asked for
+        if wanted.drafter in set(drafters.available()) - {drafter.name for drafter in mine}:
+            # "ngram": superseded by "suffix", and drafts only where it is asked for
+            mine.append(drafters.create(wanted.drafter))
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)

@@ -92,7 +92,8 @@ class _Stretch:
 
 
 class ModelDrafter(Drafter):
-    """Chains of at most k tokens, drawn from the draft model under the request's own sampling parameters.
+    """Chains of at most k tokens, or the length that is asked for, drawn from the draft model under the request's own
+    sampling parameters.
 
     Under rejection and block, a node's q is the vector it was drawn from; under coupled acceptance the draft is drawn
     with the target's noise, and under greedy it is the most probable token: neither leaves anything to chance.
@@ -179,7 +180,7 @@ class ModelDrafter(Drafter):
             self.stopped["context"] += 1
             self._let_go(text)
             log.info("request %d outgrew the draft model's context (%d)", request.id, self._model.context_length)
-        return _Chain(request, text, min(self._k, request.most, room))
+        return _Chain(request, text, min(request.limit(self._k), room))
 
     def _keep(self, text: _Text) -> None:
         """Keep of what is computed what is committed by now, and let others know of it."""

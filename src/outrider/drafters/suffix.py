@@ -43,7 +43,7 @@ class PastOutputs:
 
 
 class SuffixDrafter(Drafter):
-    """A tree of at most k nodes, most probable first: a chain, where the occurrences agree.
+    """A tree of at most k nodes, or as many as are asked for, most probable first: a chain, where all agree.
 
     followers  what the target mostly says, whatever the text; None: nothing is known.
     past       outputs of requests that are over, of whichever caller, to draft from as well, and to add to. None, or
@@ -71,7 +71,7 @@ class SuffixDrafter(Drafter):
             self._past.add(view.tokens[view.prompt_length :])
 
     def _tree(self, request: DraftRequest) -> Proposal:
-        count = min(self._k, request.most)
+        count = request.limit(self._k)
         if count <= 0:
             return EMPTY
         _, index = self._texts[request.id]
