@@ -43,7 +43,7 @@ def load(path: Path, target: NativeModel, embedding: Weight, *, positions: int) 
     """
     head = heads.load(path)
     layers = heads.tap_layers(target.kv_shape.layers)
-    model = heads.DraftHead.beside(target, embedding, head)
+    model = heads.DraftHead.beside(target, embedding, head, target.vocabulary_size)
     # Passes of few rows are bound by memory.
     read = sum(w.raw.nbytes for name, w in head.matrices.items() if name not in (heads.EMBEDDING, heads.FUSER))
     return EagleDrafter(model, layers, positions=positions, cost=read / target.weight_bytes)
