@@ -275,6 +275,7 @@ def main() -> None:
         speculation="ngram" if "ngram" in names else "auto",  # which is there only where it is asked for
         context_length=CONTEXT,
         max_batch=batch,
+        max_draft=arguments.k,
         threads=arguments.threads,
     )
     bench = Bench.of(llm, arguments.k, batch)

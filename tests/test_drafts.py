@@ -79,6 +79,18 @@ def test_a_folder_brings_what_it_has(tmp_path: Path) -> None:
     assert find(folder, target) == Draft(folder / MODEL, folder / FOLLOWERS)
 
 
+@pytest.mark.parametrize("name", ["draft", "head.safetensors", "draft.gguf"])
+def test_a_draft_below_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    target, draft = tmp_path / "t.gguf", tmp_path / name
+    target.write_bytes(b"a model")
+    if draft.suffix:
+        draft.touch()
+    else:
+        draft.mkdir()
+    assert find(f"~/{name}", target) == Draft(draft)
+
+
 def test_a_table_drafts_and_the_text_is_the_plain_one(tmp_path: Path) -> None:
     model, params = tiny_llama(tmp_path / "t.gguf"), SamplingParams(max_tokens=40, ignore_eos=True)
     plain = LLM(model, threads=1, costs=FREE, speculation="off").generate("one", params)[0]

@@ -17,9 +17,11 @@ from outrider.cache import KVCache
 from outrider.certify.statistics import fit
 from outrider.drafters.model import ModelDrafter
 from outrider.models.base import KVShape
+from outrider.policy.controller import Controller
 from outrider.randomness import Purpose
 from outrider.request import Request
 from outrider.sampling import Distribution, SamplingParams, distribution
+from outrider.speculation import AUTO, Speculation
 from outrider.types import ROOT, Outcome, Proposal
 from outrider.verify import block
 from tests.scripted import ScriptedModel, drain, make_engine
@@ -173,6 +175,17 @@ def drawn_by_a_model(rng):
     return ModelDrafter(model, KVCache(model.kv_shape, 64), vocabulary=VOCABULARY, k=2)
 
 
+def drawn_by_a_broken_model(rng):
+    """Two tokens of a draft model that has no law after a drafted token 1, with a policy in between."""
+
+    def law(path):
+        broken = len(path) > len(PROMPT) and path[-1] == 1
+        return np.full(VOCABULARY, np.nan if broken else 0, np.float32)
+
+    model = ScriptedModel(law, vocabulary=VOCABULARY)
+    return Controller([ModelDrafter(model, KVCache(model.kv_shape, 64), vocabulary=VOCABULARY, k=2)])
+
+
 def cautious_chain(rng):
     """A legal policy: it stops before a law that is too flat, and goes on longer after a token 0."""
 
@@ -206,14 +219,14 @@ def peeking_chain(rng):
     return draft
 
 
-def lawful(draft, acceptance="rejection", setting="plain", fault=None, runs=FEW_RUNS):
+def lawful(draft, acceptance="rejection", setting="plain", fault=None, runs=FEW_RUNS, speculation=AUTO):
     """Whether the texts of `runs` requests have their law; honest ones fail once in a million times."""
     model = ScriptedModel(logits, vocabulary=VOCABULARY, kv_shape=KVShape(1, 1, 2))
     engine = make_engine(model, draft(np.random.default_rng(5)), blocks=32, max_batch=32)
     params = SamplingParams(
         **{"temperature": 1.0, "max_tokens": LENGTH + 1, "acceptance": acceptance} | SETTINGS[setting]
     )
-    requests = [Request(PROMPT, replace(params, seed=seed)) for seed in range(runs)]
+    requests = [Request(PROMPT, replace(params, seed=seed), speculation=speculation) for seed in range(runs)]
     for start in range(0, runs, 500):  # a short queue, since every step checks all of it
         for request in requests[start : start + 500]:
             engine.submit(request)
@@ -247,6 +260,11 @@ def test_every_rule_keeps_the_law_that_was_asked_for(acceptance, draft, setting)
 @pytest.mark.parametrize("draft", [keyed_chain, cautious_chain])
 def test_a_legal_policy_and_keyed_draws_keep_the_law(acceptance, draft):
     assert lawful(draft, acceptance)
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "block"])
+def test_a_draft_model_that_fails_after_a_token_keeps_what_it_drew(acceptance):
+    assert lawful(drawn_by_a_broken_model, acceptance, speculation=Speculation("model", 2))
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "block"])

@@ -33,6 +33,26 @@ def test_the_text_is_the_plain_one(model: Path, tmp_path: Path, speculation: str
             assert all(c.drafters == ("eagle",) and c.drafted > 20 for c in actual)
 
 
+@pytest.mark.parametrize("name", ["ngram", "suffix", "prediction", "model", "eagle"])
+def test_a_fixed_length_is_drafted_whatever_a_drafter_would_choose(model: Path, tmp_path: Path, name: str) -> None:
+    draft = {"model": model, "eagle": tiny_head(tmp_path)}.get(name)
+    llm = LLM(model, speculation=f"{name}:12", draft=draft, max_draft=16, threads=1, costs=FREE)
+    prompt = "in the inn " * 9
+    request = llm.request(prompt, PARAMS[0])
+    request.prediction = llm.generate(prompt, PARAMS[0])[0].token_ids
+    lengths = [emitted.drafting.drafted for emitted in llm.run([request])]
+    assert max(lengths) == 12
+
+
+def test_a_length_beyond_the_limit_is_refused_with_it(model: Path) -> None:
+    expected = "speculation=suffix:9 is not possible; allowed: at most 8 drafted tokens"
+    with pytest.raises(RequestError, match=expected):
+        LLM(model, speculation="suffix:9", threads=1, costs=FREE)
+    llm = LLM(model, threads=1, costs=FREE)
+    with pytest.raises(RequestError, match=expected):
+        llm.request("a", speculation="suffix:9")
+
+
 def test_impossible_drafts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="of no use with speculation='off'"):
         LLM(model, speculation="off", draft=tmp_path)

@@ -24,7 +24,7 @@ def drafted(*limits, engine_limit=8):
     return requests, drafter
 
 
-@pytest.mark.parametrize(("limit", "steps"), [(None, 4), (8, 4), (100, 4), (3, 6), (1, 11), (0, 20)])
+@pytest.mark.parametrize(("limit", "steps"), [(None, 4), (8, 4), (3, 6), (1, 11), (0, 20)])
 def test_a_request_takes_at_most_its_own_share_and_the_engines(limit, steps):
     """The first step follows the prompt and drafts nothing; a perfect draft of k is k + 1 tokens."""
     (request,), _ = drafted(limit)
@@ -36,6 +36,15 @@ def test_a_request_of_none_is_plain_beside_others_that_draft():
     assert (plain.stats.drafted, plain.stats.steps, plain.drafters) == (0, 20, [])
     assert speculative.stats.drafted > 0
     assert {observation.id for observation in drafter.observed} == {speculative.id}
+
+
+@pytest.mark.parametrize("engine_limit", [0, 8, 16])
+def test_more_than_the_engine_drafts_is_refused(engine_limit):
+    drafted(engine_limit, engine_limit=engine_limit)
+    expected = f"speculation={engine_limit + 1} is not possible; allowed: at most {engine_limit} drafted tokens"
+    with pytest.raises(RequestError, match=expected) as caught:
+        drafted(engine_limit + 1, engine_limit=engine_limit)
+    assert caught.value.field == "speculation"
 
 
 def test_a_negative_limit_is_refused():

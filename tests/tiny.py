@@ -53,6 +53,7 @@ def tiny_llama(
     kv_heads: int = 2,
     ffn: int = 96,
     vocab_size: int | None = None,
+    padding: int = 0,
     context: int = 256,
     weight_type: TensorType = TensorType.F32,
     embedding_type: TensorType | None = None,
@@ -62,9 +63,10 @@ def tiny_llama(
 ) -> Path:
     """Write a Llama with random weights and a byte-level BPE tokenizer; return its path.
 
-    hidden and ffn must be multiples of 32. vocab_size pads the vocabulary with unused tokens. embedding_type is the
-    type of token_embd and output (by default weight_type, that of all other matrices). Logits have a spread of a few
-    units, and control and unused tokens stay far from the top, so a greedy text runs on until it is cut.
+    hidden and ffn must be multiples of 32. vocab_size pads the vocabulary with unused tokens,
+    `padding` its matrices alone, with rows that would often win. embedding_type is the type of token_embd and output (by
+    default weight_type, that of all other matrices). Logits have a spread of a few units, and control and unused tokens
+    stay far from the top, so a greedy text runs on until it is cut.
     As in every Llama GGUF, rotary embedding is meant to turn *neighbouring* pairs of the rows of attn_q and attn_k.
     """
     rng = np.random.default_rng(seed)
@@ -102,6 +104,9 @@ def tiny_llama(
         values = rng.standard_normal((rows, columns), np.float32) * np.float32(gain / columns**0.5)
         if name == ("token_embd" if tied else "output"):
             values[len(BYTE_TOKENS) :] *= np.float32(0.05)
+        if padding and name in ("token_embd", "output"):
+            more = np.random.default_rng(99).standard_normal((padding, columns), np.float32)
+            values = np.concatenate([values, more * np.float32(2 * gain / columns**0.5)])
         number = gguf.GGMLQuantizationType(kind)
         writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, number), raw_dtype=number)
 

@@ -132,20 +132,24 @@ class LLM:
                         they are alike, but who measures times may learn what others were told.
         costs           of the target's passes; None: what is stored of this model on this machine, or else they are
                         measured now, which takes a second or two, and stored.
-        recalibrate     measure them in any case.
+        recalibrate     measure them in any case; not with costs.
         context_length  the most tokens of prompt and output; None: the model's own, which is also the most.
         kv_tokens       positions that the KV cache holds, of all requests together; None: four full contexts, or as
                         many as fit in a quarter of the machine's memory, but at least one full context.
         max_batch       requests that are decoded together; others wait.
-        max_draft       most tokens drafted for a request in a step.
+        max_draft       most tokens drafted for a request in a step; a fixed number of more is refused.
         threads         None: OUTRIDER_THREADS, or what the process may use.
         progress        told of a download's progress.
 
         Raises ModelError if the model cannot be had or used, RequestError for an impossible setting.
         """
-        off = Speculation.parse(speculation).length == 0
+        wanted = Speculation.parse(speculation)
+        wanted.check(max_draft)
+        off = wanted.length == 0
         if off and draft is not None:
             raise RequestError(f"draft={str(draft)!r} is of no use with speculation={speculation!r}")
+        if recalibrate and costs is not None:
+            raise RequestError("recalibrate=True is of no use with costs, which are taken as they are")
         self.path = hub.resolve(model, progress=progress)
         gguf = GGUF.open(self.path)
         recorded = record(gguf)
@@ -172,11 +176,9 @@ class LLM:
                 files.weights, self.model, recorded.embedding, self.tokenizer, positions=cache.positions
             )
             mine.append(self.own_draft)
-        named = Speculation.parse(speculation).drafter
-        if named in set(drafters.available()) - {drafter.name for drafter in mine}:
-            mine.append(
-                drafters.create(named)
-            )  # "ngram": superseded by "suffix", and drafts only where it is asked for
+        if wanted.drafter in set(drafters.available()) - {drafter.name for drafter in mine}:
+            # "ngram": superseded by "suffix", and drafts only where it is asked for
+            mine.append(drafters.create(wanted.drafter))
         gguf.release()  # all weights are packed now
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
@@ -250,8 +252,8 @@ class LLM:
         json_schema  the text is JSON that satisfies this schema, unless max_tokens or a stop cut it. For any object:
                      {"type": "object"}. It needs the extra "grammar".
         choice       index among the texts that are asked for together; with the same seed each is another one.
-        reuse        whether it may use what was computed for earlier texts that begin alike, and leaves its own for
-                     later ones. It changes nothing but the time until the first token.
+        reuse        whether it may use what was computed for earlier texts that begin alike, and with
+                     learn_from_outputs what they said, and leaves its own for later ones. It changes nothing but times.
 
         Raises RequestError if the prompt is neither text, token ids, nor messages, if the schema cannot be used, or if
         it could never run.

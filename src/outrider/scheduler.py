@@ -134,6 +134,7 @@ class Scheduler:
                 f"positions; the KV cache has {self._cache.positions}: lower max_tokens, or make the cache larger"
             )
 
+        request.speculation.check(self._max_draft)
         if request.constraint and request.params.min_tokens:
             reason = "min_tokens is not possible with a constraint, which says itself where the text may end"
             raise RequestError(reason, "min_tokens")
@@ -174,7 +175,7 @@ class Scheduler:
         drafts = []
         for place, request in enumerate(decoding):
             length = request.speculation.length
-            most = self._max_draft if length is None else min(self._max_draft, length)
+            most = self._max_draft if length is None else length
             drafts.append(min(most, request.left - 1, rows // (len(decoding) - place)))
             rows -= drafts[-1]
 

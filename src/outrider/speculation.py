@@ -19,7 +19,7 @@ class Speculation:
     drafter  its name; None: whichever promises most.
     length   drafted tokens in each step, as far as there is something to propose; None: as many as pay; 0: none.
 
-    With a length the policy obeys: it neither cuts nor stands aside. Raises RequestError for a negative length.
+    With a length policy and drafters obey: they neither cut nor stand aside. Raises RequestError for a negative length.
     """
 
     drafter: str | None = None
@@ -29,6 +29,13 @@ class Speculation:
         if self.length is not None and self.length < 0:
             raise RequestError(
                 f"speculation={self.length} is not possible; allowed: 0 or more drafted tokens", "speculation"
+            )
+
+    def check(self, most: int) -> None:
+        """Raises RequestError for a length of more than `most`, as it could not be kept to."""
+        if self.length is not None and self.length > most:
+            raise RequestError(
+                f"speculation={self} is not possible; allowed: at most {most} drafted tokens (max_draft)", "speculation"
             )
 
     @classmethod

@@ -26,11 +26,22 @@ class FairLock:
             turn = threading.Lock()
             turn.acquire()
             self._waiting.append(turn)
-        turn.acquire()
+        try:
+            turn.acquire()
+        except BaseException:  # such as Ctrl-C: whoever does not enter must not be waited for
+            with self._guard:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._hand_over()
+            raise
 
     def __exit__(self, *_: object) -> None:
         with self._guard:
-            if self._waiting:
-                self._waiting.popleft().release()  # it stays held, by the next
-            else:
-                self._held = False
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().release()  # it stays held, by the next
+        else:
+            self._held = False

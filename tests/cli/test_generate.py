@@ -160,6 +160,7 @@ def test_stdin_that_is_not_utf8_is_an_error(outrider):
         (["--prompts", "FILE", "--compare"], "--compare"),
         (["Hello", "--compare", "--speculation", "off"], "--compare"),
         (["Hello", "--compare", "-t", "1", "--acceptance", "rejection"], "--compare"),
+        (["Hello", "--compare", "--learn-from-outputs"], "--compare"),
         (["Hello", "--show-drafts", "--json"], "--show-drafts"),
         (["--prompts", "FILE", "--show-drafts"], "--show-drafts"),
         (["Hello", "--show-drafts", "--compare"], "--show-drafts"),

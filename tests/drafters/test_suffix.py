@@ -20,10 +20,17 @@ from tests.drafters import by_search
 from tests.tiny import tiny_llama
 
 
-def propose(tokens: Sequence[int], most: int = 9, drafter: SuffixDrafter | None = None, id: int = 1) -> Proposal:
+def propose(
+    tokens: Sequence[int],
+    most: int = 9,
+    drafter: SuffixDrafter | None = None,
+    id: int = 1,
+    *,
+    reuse: bool = True,
+) -> Proposal:
     drafter = drafter or SuffixDrafter()
-    drafter.begin(RequestView(id=id, tokens=tokens, prompt_length=1))
-    return drafter.propose([DraftRequest(id=id, tokens=tokens, prompt_length=1, most=most)])[0]
+    drafter.begin(RequestView(id=id, tokens=tokens, prompt_length=1, reuse=reuse))
+    return drafter.propose([DraftRequest(id=id, tokens=tokens, prompt_length=1, most=most, reuse=reuse)])[0]
 
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
@@ -149,6 +156,17 @@ def test_past_outputs_are_drafted_from_where_that_is_allowed() -> None:
     assert propose([60, 7, 8], drafter=drafter, id=2).tokens == (9, 10)
     assert propose([60, 50], drafter=drafter, id=3) is EMPTY  # a prompt is no output
     assert propose([60, 9, 10], drafter=drafter, id=4) is EMPTY  # no draft runs from one output into the next
+
+
+def test_who_opts_out_of_reuse_neither_reads_past_outputs_nor_adds_to_them() -> None:
+    drafter = SuffixDrafter(past=PastOutputs())
+    propose([50, 7, 8, 9], drafter=drafter, reuse=False)
+    drafter.end(1)
+    assert propose([60, 7, 8], drafter=drafter, id=2) is EMPTY
+    propose([50, 17, 18, 19], drafter=drafter, id=3)
+    drafter.end(3)
+    assert propose([60, 17, 18], drafter=drafter, id=4, reuse=False) is EMPTY
+    assert propose([60, 17, 18], drafter=drafter, id=5).tokens == (19,)
 
 
 def test_past_outputs_have_a_bound_and_the_oldest_go_first() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider.errors import RequestError
 from outrider.llm import LLM
 from outrider.policy import store as storing
 from outrider.policy.costs import Costs
@@ -62,7 +63,10 @@ def test_another_model_or_machine_has_another_place(model_file: Path, monkeypatc
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"rows": [1, 2]}',
+    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"rows": [1, 2]}', b"[" * 100_000,
+     b'{"rows": [1, Infinity], "contexts": [128], "seconds": [[1.0, 2.0]]}',
+     b'{"rows": [1, 2], "contexts": [128], "seconds": [[1.0, 1' + b"0" * 400 + b"]]}",
+     b'{"rows": [1, 1' + b"0" * 5000 + b'], "contexts": [128], "seconds": [[1.0, 2.0]]}',
      *(json.dumps(wrong).encode() for wrong in (
         {"rows": [1, 2], "contexts": [128], "seconds": [[1.0]]},
         {"rows": [1], "contexts": [128], "seconds": [[1.0]]},
@@ -115,3 +119,5 @@ def test_a_model_is_measured_when_it_is_first_loaded(tmp_path: Path, monkeypatch
     assert LLM(path, threads=1, recalibrate=True).costs == COSTS
     assert LLM(path, threads=1).costs == COSTS
     assert LLM(path, threads=1, costs=first).costs == first
+    with pytest.raises(RequestError, match="recalibrate=True is of no use with costs"):
+        LLM(path, threads=1, costs=first, recalibrate=True)

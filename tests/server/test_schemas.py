@@ -106,6 +106,8 @@ REFUSED = [
     ({"min_p": 2}, "min_p"),
     ({"speculation": "magic"}, "speculation"),
     ({"speculation": -1}, "speculation"),
+    ({"speculation": 9}, "speculation"),  # more than a step may draft
+    ({"speculation": "suffix:9"}, "speculation"),
     ({"prediction": {"type": "content"}}, "prediction.content"),
     ({"prediction": {"type": "guess", "content": "x"}}, "prediction.type"),
     ({"user": "x", "userr": "y"}, "userr"),

@@ -213,15 +213,9 @@ def test_getters_return_the_field_or_its_default(tmp_path: Path) -> None:
     assert file.integer("a.u8", minimum=7, maximum=7) == 7
     assert file.number("a.u8") == 7.0
     assert file.number("a.f32", minimum=0) == 1.5
-    assert file.flag("a.flag") is True
-    assert file.strings("a.texts") == ("é", "")
-    assert file.integers("a.numbers") == (1, 2, 3)
-    assert file.integers("a.empty") == file.strings("a.empty") == ()
     assert file.integer("absent", default=0) == 0
     assert file.number("absent", default=0.5) == 0.5
     assert file.text("absent", default="") == ""
-    assert file.flag("absent", default=False) is False
-    assert file.strings("absent", default=()) == file.integers("absent", default=()) == ()
 
 
 @pytest.mark.parametrize(
@@ -236,9 +230,6 @@ def test_getters_return_the_field_or_its_default(tmp_path: Path) -> None:
         (lambda file: file.number("a.flag"), "'a.flag' is True, expected a number"),
         (lambda file: file.number("a.f32", maximum=1), r"'a.f32' is 1.5, expected a finite number in \[-inf, 1\]"),
         (lambda file: file.text("a.u8"), "'a.u8' is 7, expected a string"),
-        (lambda file: file.flag("a.u8"), "'a.u8' is 7, expected true or false"),
-        (lambda file: file.strings("a.numbers"), r"'a.numbers' is \(1, 2, 3\), expected an array of strings"),
-        (lambda file: file.integers("a.flags"), r"'a.flags' is \(False, True\), expected an array of integers"),
         (lambda file: file.data("absent"), "tensor 'absent' is missing"),
     ],
 )

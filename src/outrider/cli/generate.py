@@ -96,6 +96,10 @@ def generate(
         ("--compare cannot go with --prompts", compare and prompts is not None),
         ("--compare needs --speculation", compare and model.speculation == "off"),
         (
+            "--compare cannot go with --learn-from-outputs, which would draft the answer from its own first writing",
+            compare and model.learn_from_outputs,
+        ),
+        (
             "--compare cannot go with --acceptance rejection or block, which keep the distribution, not the text",
             compare and sampling.acceptance in ("rejection", "block"),
         ),

@@ -25,7 +25,8 @@ class RequestView:
     prompt_length  how many of them are the prompt.
     prediction     tokens that the caller expects as output; mostly ().
     constrained    whether a grammar says what its output may be.
-    speculation    what it says about drafting; a policy heeds it, the drafters themselves need not.
+    speculation    what it says about drafting; a policy heeds it, the drafters themselves need only its length, see
+                   `DraftRequest.limit`.
     reuse          whether what is computed for it may be kept for others, and what others have left be used for it.
     """
 
@@ -58,6 +59,10 @@ class DraftRequest(RequestView):
     forced: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     noise: Noise = field(default_factory=lambda: Noise(0))
+
+    def limit(self, own: int) -> int:
+        """The most nodes from a drafter that of itself proposes no more than `own`: what is asked for goes before."""
+        return self.most if self.speculation.length is not None else min(own, self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,14 +43,15 @@ def load(path: Path, target: NativeModel, embedding: Weight, *, positions: int) 
     """
     head = heads.load(path)
     layers = heads.tap_layers(target.kv_shape.layers)
-    model = heads.DraftHead.beside(target, embedding, head)
+    model = heads.DraftHead.beside(target, embedding, head, target.vocabulary_size)
     # Passes of few rows are bound by memory.
     read = sum(w.raw.nbytes for name, w in head.matrices.items() if name not in (heads.EMBEDDING, heads.FUSER))
     return EagleDrafter(model, layers, positions=positions, cost=read / target.weight_bytes)
 
 
 class EagleDrafter(Drafter):
-    """Chains of at most k tokens: the head's most probable ones for greedy requests, drawn ones for sampled requests.
+    """Chains of at most k tokens, or the length that is asked for: the head's most probable ones for greedy requests,
+    drawn ones for sampled requests.
 
     skipped  how often a request was not drafted for, by reason: "context" (once per request: it has outgrown the head's
              context), "catching up" (its prompt is not read yet), "room" (the head's KV cache is full).
@@ -119,7 +120,7 @@ class EagleDrafter(Drafter):
                 self.skipped["catching up"] += 1
                 continue
             entries = len(request.tokens) - 1 - text.origin  # the last one tells the first drafted token
-            k = min(self._k, request.most, self._head.config.context - entries + 1)
+            k = min(request.limit(self._k), self._head.config.context - entries + 1)
             if k >= 1 and text.known == entries:
                 chains.append(_Chain(place, request, text, k, text.known - text.computed))
             elif k < 1 <= request.most and not text.outgrown:

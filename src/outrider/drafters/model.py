@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.cache import KVCache, KVSequence
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
-from outrider.errors import UnsupportedModelError
+from outrider.errors import NumericError, UnsupportedModelError
 from outrider.kernels.native import NativeModel
 from outrider.models import record
 from outrider.models.base import CausalLM
@@ -92,7 +92,8 @@ class _Stretch:
 
 
 class ModelDrafter(Drafter):
-    """Chains of at most k tokens, drawn from the draft model under the request's own sampling parameters.
+    """Chains of at most k tokens, or the length that is asked for, drawn from the draft model under the request's own
+    sampling parameters.
 
     Under rejection and block, a node's q is the vector it was drawn from; under coupled acceptance the draft is drawn
     with the target's noise, and under greedy it is the most probable token: neither leaves anything to chance.
@@ -179,7 +180,7 @@ class ModelDrafter(Drafter):
             self.stopped["context"] += 1
             self._let_go(text)
             log.info("request %d outgrew the draft model's context (%d)", request.id, self._model.context_length)
-        return _Chain(request, text, min(self._k, request.most, room))
+        return _Chain(request, text, min(request.limit(self._k), room))
 
     def _keep(self, text: _Text) -> None:
         """Keep of what is computed what is committed by now, and let others know of it."""
@@ -249,11 +250,18 @@ class ModelDrafter(Drafter):
         return list(logits)
 
     def _draw(self, chain: _Chain, logits: FloatArray) -> None:
-        """Append the token that the draft model writes next."""
+        """Append the token that the draft model writes next; where its logits give none, the chain ends.
+
+        To drop what was drawn before would be to look at it: these logits depend on it.
+        """
         request, depth = chain.request, len(chain.tokens)
         row = self._in_target_ids(logits)
         row = adjusted(row, request.params, chain.text.history, chain.tokens)
-        law = distribution(row, request.params)
+        try:
+            law = distribution(row, request.params)
+        except NumericError:
+            chain.count = depth
+            return
         noise = request.noise.ahead(depth)
         q = None
         if request.params.temperature == 0:

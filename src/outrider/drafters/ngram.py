@@ -57,7 +57,8 @@ class NgramIndex:
 
 
 class NgramDrafter(Drafter):
-    """A chain of at most k tokens that continues the last occurrence of the longest matching n-gram.
+    """A chain of at most k tokens, or the length that is asked for, which continues the last occurrence of the longest
+    matching n-gram.
 
     Where the continuation reaches the end of the text it starts over, as a loop would.
     """
@@ -78,7 +79,7 @@ class NgramDrafter(Drafter):
         self._indices.pop(request_id, None)
 
     def _chain(self, request: DraftRequest) -> Proposal:
-        count = min(self._k, request.most)
+        count = request.limit(self._k)
         if count <= 0:
             return EMPTY
         index = self._indices[request.id]

@@ -20,7 +20,7 @@ _LONGEST = 8  # tokens compared backwards at each of them
 
 
 class PredictionDrafter(Drafter):
-    """A chain of at most k tokens of the prediction, from where the output has got to."""
+    """A chain of at most k tokens of the prediction, or the length that is asked for, from where the output is."""
 
     name = "prediction"
 
@@ -45,7 +45,7 @@ class PredictionDrafter(Drafter):
             return EMPTY
         place = self._places[request.id]
         place.advance(request.tokens, request.prompt_length)
-        count = min(self._k, request.most)
+        count = request.limit(self._k)
         drafted = place.prediction[place.pointer : place.pointer + count] if place.aligned else ()
         return Proposal.chain(drafted, self.name, (ESTIMATE,) * len(drafted)) if drafted else EMPTY
 

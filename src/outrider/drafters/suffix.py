@@ -43,11 +43,12 @@ class PastOutputs:
 
 
 class SuffixDrafter(Drafter):
-    """A tree of at most k nodes, most probable first: a chain, where the occurrences agree.
+    """A tree of at most k nodes, or as many as are asked for, most probable first: a chain, where all agree.
 
     followers  what the target mostly says, whatever the text; None: nothing is known.
-    past       outputs of requests that are over, of whichever caller, to draft from as well, and to add to. None: a
-               request's drafts come from its own tokens and the table alone, and nothing of it outlives it.
+    past       outputs of requests that are over, of whichever caller, to draft from as well, and to add to. None, or
+               a request that opts out of reuse: its drafts come from its own tokens and the table alone, and nothing
+               of it outlives it.
     """
 
     name = "suffix"
@@ -66,15 +67,15 @@ class SuffixDrafter(Drafter):
 
     def end(self, request_id: int) -> None:
         view, _ = self._texts.pop(request_id, (None, None))
-        if view is not None and self._past is not None:
+        if view is not None and view.reuse and self._past is not None:
             self._past.add(view.tokens[view.prompt_length :])
 
     def _tree(self, request: DraftRequest) -> Proposal:
-        count = min(self._k, request.most)
+        count = request.limit(self._k)
         if count <= 0:
             return EMPTY
         _, index = self._texts[request.id]
         index.append(request.tokens[len(index) :])
-        past = self._past.indices if self._past is not None else ()
+        past = self._past.indices if self._past is not None and request.reuse else ()
         tokens, parents, estimates = grow(index, past, self._followers, count)
         return Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY

@@ -39,7 +39,7 @@ def find(draft: str | Path | None, target: Path, progress: hub.ProgressCallback 
     own = shipped(target)
     if draft is None:
         return own
-    path = Path(draft)
+    path = hub.expand(draft, "draft")
     if path.is_dir():
         table, model, head = (path / name for name in (FOLLOWERS, MODEL, _CONFIG))
         if not table.is_file():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import ModelFileError
-from outrider.heads.config import DRAFTABLE, EMBEDDING, FUSER, NORMS, TARGET_IDS, HeadConfig, parse
+from outrider.heads.config import DRAFTABLE, EMBEDDING, FUSER, NORMS, OUTPUT, TARGET_IDS, HeadConfig, parse
 from outrider.types import FloatArray, IntArray
 from outrider.weights import safetensors
 from outrider.weights.quantise import quantise, to_bfloat
@@ -59,6 +59,20 @@ class Head:
             raw = weight.raw if kind == weight.type else quantise(weight.floats(), kind)
             matrices[name] = Weight(name, kind, weight.outputs, weight.inputs, raw)
         return replace(self, matrices=matrices)
+
+    def within(self, vocabulary: int) -> Head:
+        """The head of a target that has fewer logits than its files have rows: it proposes none of the others.
+
+        Raises ModelFileError if it proposes nothing else.
+        """
+        if vocabulary == self.config.vocabulary:
+            return self
+        count = int(self.target_ids.searchsorted(vocabulary))
+        if not count:
+            raise ModelFileError(f"the draft head proposes only tokens that the tokenizer, with {vocabulary}, lacks")
+        config = replace(self.config, vocabulary=vocabulary, draft_vocabulary=count)
+        matrices = {**self.matrices, OUTPUT: self.matrices[OUTPUT].rows(count)}
+        return replace(self, config=config, matrices=matrices, target_ids=self.target_ids[:count])
 
 
 def small(name: str) -> TensorType:

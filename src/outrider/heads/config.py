@@ -14,7 +14,7 @@ NORMS = (
     "midlayer.post_attention_layernorm.weight",
     "norm.weight",
 )
-EMBEDDING, FUSER = "embed_tokens.weight", "fc.weight"
+EMBEDDING, FUSER, OUTPUT = "embed_tokens.weight", "fc.weight", "lm_head.weight"
 TARGET_IDS, DRAFTABLE = "d2t", "t2d"
 
 _FIXED: Mapping[str, tuple[object, ...]] = {
@@ -67,7 +67,7 @@ class HeadConfig:
             "midlayer.mlp.gate_proj.weight": (self.ffn, self.hidden),
             "midlayer.mlp.up_proj.weight": (self.ffn, self.hidden),
             "midlayer.mlp.down_proj.weight": (self.hidden, self.ffn),
-            "lm_head.weight": (self.draft_vocabulary, self.hidden),
+            OUTPUT: (self.draft_vocabulary, self.hidden),
         }
 
     def document(self, dtype: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from outrider.cache import KVCache
 from outrider.errors import ModelFileError, UnsupportedModelError
 from outrider.heads.checkpoint import Head
-from outrider.heads.config import EMBEDDING, FUSER
+from outrider.heads.config import EMBEDDING, FUSER, OUTPUT
 from outrider.kernels.native import NativeProgram
 from outrider.models.base import KVShape
 from outrider.models.llama import frequencies
@@ -53,9 +53,13 @@ class DraftHead:
         self._layer = layer
 
     @classmethod
-    def beside(cls, target: NativeProgram, embedding: Weight, head: Head) -> DraftHead:
-        """The head on the native kernels of a target with that embedding. Raises ModelFileError if they do not fit."""
+    def beside(cls, target: NativeProgram, embedding: Weight, head: Head, vocabulary: int | None = None) -> DraftHead:
+        """The head on the native kernels of a target with that embedding. Raises ModelFileError if they do not fit.
+
+        vocabulary  logits of the target; None: as many as the embedding has rows.
+        """
         check_fits(head, embedding)
+        head = head.within(vocabulary or embedding.outputs)
         fuser = NativeProgram(record_fuser(head), beside=target)
         return cls(head, fuser, NativeProgram(record_layer(head, embedding), beside=target))
 
@@ -132,5 +136,5 @@ def record_layer(head: Head, embedding: Weight) -> Program:
     x = program.linear(program.swiglu(gate_up), matrices["midlayer.mlp.down_proj.weight"], residual=x)
     program.output("hidden", x)
     x = program.rms_norm(x, norms["norm.weight"], epsilon)
-    program.output("logits", program.linear(x, matrices["lm_head.weight"]))
+    program.output("logits", program.linear(x, matrices[OUTPUT]))
     return program

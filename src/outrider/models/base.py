@@ -15,6 +15,7 @@ from outrider.types import Output, Rows
 if TYPE_CHECKING:
     from outrider.cache import KVCache
     from outrider.program import Program
+    from outrider.weights.gguf import GGUF
     from outrider.weights.weight import Weight
 
 
@@ -32,7 +33,7 @@ class CausalLM(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of logits per row; ids at or past the tokenizer's own vocabulary have logits of -inf."""
+        """Number of logits per row: no id at or past the tokenizer's own vocabulary has one; see `known_rows`."""
         ...
 
     @property
@@ -58,13 +59,20 @@ class CausalLM(Protocol):
 class Recorded:
     """A model definition's result: the program, and what the loop and a drafter must know of it.
 
-    embedding  [vocabulary, hidden], which a draft head may share.
+    embedding  [rows of the file, hidden], which a draft head may share.
     """
 
     program: Program
     context_length: int
     kv_shape: KVShape
     embedding: Weight
+
+
+def known_rows(gguf: GGUF, head: Weight) -> Weight:
+    """The rows of an output head whose ids the file's tokenizer has: some files pad the vocabulary, and a row too many
+    could win."""
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    return head.rows(len(tokens)) if isinstance(tokens, tuple) and 0 < len(tokens) < head.outputs else head
 
 
 def check_taps(taps: Collection[int], layers: int) -> None:

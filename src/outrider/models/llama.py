@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 
 from outrider.errors import ModelFileError, UnsupportedModelError
-from outrider.models.base import KVShape, Recorded, check_taps
+from outrider.models.base import KVShape, Recorded, check_taps, known_rows
 from outrider.program import Program
 from outrider.types import FloatArray
 from outrider.weights.gguf import GGUF
@@ -70,7 +70,7 @@ def record(gguf: GGUF, taps: Collection[int] = ()) -> Recorded:
         x = program.linear(program.swiglu(gate_up), down, residual=x)
     x = program.rms_norm(program.select(x), tensors.vector("output_norm.weight", hidden), epsilon)
     head = tensors.matrix("output.weight", vocabulary, hidden) if "output.weight" in gguf.tensors else embedding
-    program.output("logits", program.linear(x, head))
+    program.output("logits", program.linear(x, known_rows(gguf, head)))
     tensors.refuse_unread()
     return Recorded(program, context, KVShape(layers, kv_heads, head_dim), embedding)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.plan.forecast import Steps
+from outrider.speculation import Speculation
 from outrider.types import EMPTY, ROOT, Proposal
 
 
@@ -23,7 +24,9 @@ def replay(drafter: Drafter, texts: Iterable[tuple[Sequence[int], Sequence[int]]
         place = 1
         while place < len(output):
             most = min(k, len(output) - place - 1)
-            request = DraftRequest(id=number, tokens=tokens, prompt_length=len(prompt), most=most)
+            request = DraftRequest(
+                id=number, tokens=tokens, prompt_length=len(prompt), most=most, speculation=Speculation(length=k)
+            )
             proposal = drafter.propose([request])[0] if most else EMPTY
             right = _right(proposal, output[place:])
             outcomes[len(proposal), right] += 1

@@ -74,7 +74,7 @@ def plan(
 ) -> Plan:
     """Predict and measure what speculation brings for these prompts, one at a time.
 
-    most   the greatest length that is looked at.
+    most   the greatest length that is looked at; the LLM must allow it (its max_draft).
     costs  of passes; None: they are measured again, before each round and after the last.
 
     At most MOST_PROMPTS are used, taken evenly. Raises RequestError if there is none, or one is impossible, and

@@ -55,7 +55,7 @@ class CostStore:
             return _checked(json.loads(self.path.read_text("utf-8")))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             log.warning("%s cannot be used, costs are measured again: %s", self.path, error)
             return None
 
@@ -74,7 +74,7 @@ class CostStore:
 
 
 def _checked(stored: dict[str, list[object]]) -> Costs:
-    """Raises ValueError, TypeError or KeyError for what cannot have been measured."""
+    """Raises ValueError, TypeError, KeyError or OverflowError for what cannot have been measured."""
     rows = tuple(int(n) for n in stored["rows"])  # type: ignore[call-overload]  # it raises for what is no number
     contexts = tuple(int(n) for n in stored["contexts"])  # type: ignore[call-overload]
     seconds = tuple(tuple(float(s) for s in column) for column in stored["seconds"])  # type: ignore[attr-defined]

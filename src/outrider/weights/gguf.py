@@ -119,31 +119,6 @@ class GGUF:
             return value
         raise self._wrong(field, "a string")
 
-    def flag(self, field: str, *, default: bool | None = None) -> bool:
-        """A boolean field, or the default if it is absent; ModelFileError otherwise."""
-        value = self._value(field, default)
-        if isinstance(value, bool):
-            return value
-        raise self._wrong(field, "true or false")
-
-    def strings(self, field: str, *, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A field that is an array of strings, or the default if it is absent; ModelFileError otherwise."""
-        value = self._value(field, default)
-        if isinstance(value, tuple):
-            items = tuple(item for item in value if isinstance(item, str))
-            if len(items) == len(value):
-                return items
-        raise self._wrong(field, "an array of strings")
-
-    def integers(self, field: str, *, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A field that is an array of integers, or the default if it is absent; ModelFileError otherwise."""
-        value = self._value(field, default)
-        if isinstance(value, tuple):
-            items = tuple(item for item in value if isinstance(item, int) and not isinstance(item, bool))
-            if len(items) == len(value):
-                return items
-        raise self._wrong(field, "an array of integers")
-
     def _value(self, field: str, default: MetadataValue | None) -> MetadataValue:
         value = self.metadata.get(field, default)
         if value is None:

@@ -74,7 +74,7 @@ def cache_folder() -> Path:
     Raises FetchError if OUTRIDER_CACHE begins with the ~ of an unknown user.
     """
     chosen = os.environ.get("OUTRIDER_CACHE")
-    return _expand(chosen, "OUTRIDER_CACHE") if chosen else user_cache_path("outrider")
+    return expand(chosen, "OUTRIDER_CACHE") if chosen else user_cache_path("outrider")
 
 
 def resolve(name: str | Path, *, progress: ProgressCallback | None = None) -> Path:
@@ -87,7 +87,7 @@ def resolve(name: str | Path, *, progress: ProgressCallback | None = None) -> Pa
         if not _is_complete(model):
             _fetch(model, progress or _silent)
         return model.cached
-    path = _expand(name, "the model's path")
+    path = expand(name, "the model's path")
     wanted = f"expected the path of a .gguf file or one of the aliases: {', '.join(ALIASES)}"
     if path.suffix.lower() != ".gguf":
         raise FetchError(f"no model is called {str(name)!r}; {wanted}")
@@ -96,7 +96,7 @@ def resolve(name: str | Path, *, progress: ProgressCallback | None = None) -> Pa
     return path
 
 
-def _expand(path: str | Path, what: str) -> Path:
+def expand(path: str | Path, what: str) -> Path:
     """The path with a leading ~ or ~user replaced; FetchError, saying what the path is, if there is no such home."""
     try:
         return Path(path).expanduser()

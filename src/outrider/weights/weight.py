@@ -40,6 +40,11 @@ class Weight:
         blocks = self.raw.reshape(self.outputs, self.inputs // elements, nbytes)[:, begin // elements : end // elements]
         return Weight(f"{self.name}[{begin}:{end}]", self.type, self.outputs, end - begin, blocks.reshape(-1))
 
+    def rows(self, count: int) -> Weight:
+        """The first `count` outputs, of all inputs."""
+        nbytes = len(self.raw) // self.outputs
+        return Weight(f"{self.name}[:{count}]", self.type, count, self.inputs, self.raw[: count * nbytes])
+
     def floats(self) -> FloatArray:
         """The matrix in float32, [outputs, inputs]."""
         return dequantise(self.raw, self.type, (self.outputs, self.inputs))
