@@ -163,9 +163,7 @@ class Identity:
         requests = [request for texts in rounds for request in texts]
         knowledge = Knowledge(
             {request.id: text.output for request, text in zip(requests, plain * times, strict=True)},
-            vocabulary=llm.model.vocabulary_size,
-            end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
-            draft=llm.own_draft,
+            llm,
         )
         drafter: Drafter = SHAPES[setting.shape](DRAFTERS[setting.drafter](knowledge), knowledge.vocabulary)
         parts = Parts(llm.model, Controller([drafter]))
