@@ -49,16 +49,16 @@ def _perfect(knowledge: Knowledge, request: DraftRequest, chance: random.Random)
 
 
 def _half_right(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    tokens = knowledge.coming(request)[: chance.randint(0, request.most)]
+    tokens = knowledge.coming(request)[: chance.randint(1, request.most)]
     return [token if chance.random() < 0.7 else chance.randrange(knowledge.vocabulary) for token in tokens]
 
 
 def _random(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    return [chance.randrange(knowledge.vocabulary) for _ in range(chance.randint(0, request.most))]
+    return [chance.randrange(knowledge.vocabulary) for _ in range(chance.randint(1, request.most))]
 
 
-def _shifted(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    return knowledge.coming(request)[1:]
+def _one_late(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
+    return [request.tokens[-1], *knowledge.coming(request)]
 
 
 def _end_of_text(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
@@ -82,16 +82,9 @@ def _existing(name: str) -> Callable[[Knowledge], Drafter]:
     return lambda knowledge: knowledge.llm.fresh_drafter(name)
 
 
-def as_if_free(drafter: Drafter) -> Drafter:
-    """The drafter, for which the policy does not see a reason to stand aside."""
-    free = Altered(drafter, lambda proposal, request: proposal)
-    free.cost = 0.0
-    return free
-
-
 def _own(knowledge: Knowledge) -> Drafter:
     assert knowledge.llm.own_draft is not None
-    return as_if_free(knowledge.llm.own_draft)
+    return knowledge.llm.own_draft
 
 
 def _policy(knowledge: Knowledge) -> Drafter:
@@ -111,7 +104,7 @@ _KNOWING = {
         "perfect": _perfect,
         "half right": _half_right,
         "random": _random,
-        "one late": _shifted,
+        "one late": _one_late,
         "end of text": _end_of_text,
     }.items()
 }
@@ -127,6 +120,10 @@ the policy; then: the plain text itself; with every third token wrong, and of ra
 text one token too late; nothing but the token that ends texts. And, if the pair that is certified has one, its own
 draft model or head.
 """
+
+
+TALKATIVE = frozenset({*_KNOWING, OWN})
+"""Those that have something to say in every step: where they hardly do, nothing is shown."""
 
 
 def as_tree(drafter: Drafter, vocabulary: int) -> Drafter:
