@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from outrider import LLM, Request, SamplingParams
 from outrider.cache import BLOCK, KVCache
@@ -18,7 +19,7 @@ from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.engine import Engine
 from outrider.policy.controller import Controller
 from outrider.tokenizer import Detokeniser
-from outrider.types import EMPTY, Proposal
+from outrider.types import Proposal
 
 Tokens = tuple[int, ...]
 Texts = Mapping[Tokens, Tokens]
@@ -44,6 +45,10 @@ def read_prompts(path: Path, llm: LLM, sample: int | None = None) -> list[Tokens
     for group in groups.values():
         texts += group if sample is None else group[:: max(1, len(group) // sample)][:sample]
     return [tuple(llm.encode([{"role": "user", "content": text}])) for text in texts]
+
+
+DRAFTING = 0.95
+"""The least share of its steps in which a `TextDrafter` has to draft, for its texts to show anything."""
 
 
 class TextDrafter(Drafter):
@@ -76,24 +81,24 @@ def drafters(texts: Texts, vocabulary: int, end_of_text: int) -> Iterator[Drafte
 
     def random_ids(request: DraftRequest, coming: Tokens) -> Proposal:
         rng = random.Random(len(request.tokens))
-        return chain([rng.randrange(vocabulary) for _ in range(rng.randint(0, request.most))])
+        return chain([rng.randrange(vocabulary) for _ in range(rng.randint(1, request.most))])
 
     def half_right(request: DraftRequest, coming: Tokens) -> Proposal:
         rng = random.Random(len(request.tokens))
-        tokens = coming[: rng.randint(0, request.most)]
+        tokens = coming[: rng.randint(1, request.most)]
         return chain([token if rng.random() < 0.7 else rng.randrange(vocabulary) for token in tokens])
 
     def tree(request: DraftRequest, coming: Tokens) -> Proposal:
         """Each right token has a wrong elder brother, which has a child: the accepted path is scattered."""
         rng = random.Random(len(request.tokens))
         tokens, parents, parent = [], [], -1
-        for token in coming[: request.most // 3]:
+        for token in coming[: -(-request.most // 3)]:
             at = len(tokens)
             tokens += [rng.randrange(vocabulary), rng.randrange(vocabulary), token]
             parents += [parent, at, parent]
             parent = at + 2
         n = len(tokens)
-        return Proposal(tuple(tokens), tuple(parents), "test", (0.5,) * n, (None,) * n) if n else EMPTY
+        return Proposal(tuple(tokens), tuple(parents), "test", (0.5,) * n, (None,) * n).cut(request.most)
 
     yield create("ngram")
     yield create("suffix")
@@ -103,7 +108,7 @@ def drafters(texts: Texts, vocabulary: int, end_of_text: int) -> Iterator[Drafte
         "tree": tree,
         "random ids": random_ids,
         "all end-of-text": lambda request, coming: chain([end_of_text] * request.most),
-        "shifted by one": lambda request, coming: chain(coming[1 : request.most + 1]),
+        "shifted by one": lambda request, coming: chain((request.tokens[-1], *coming)[: request.most]),
         "out of range": lambda request, coming: chain([*coming[:1], vocabulary, -1][: request.most]),
     }.items():
         yield TextDrafter(name, draft, texts)
@@ -114,6 +119,14 @@ def make_cache(llm: LLM, batch: int = 4) -> KVCache:
     return KVCache(llm.model.kv_shape, 2 + batch * llm.context_length // BLOCK)
 
 
+class Written(NamedTuple):
+    """Texts, the tokens per step, and in which share of the steps that could draft something was drafted."""
+
+    texts: list[Tokens]
+    tokens_per_step: float
+    drafting: float
+
+
 def generate(
     llm: LLM,
     prompts: Sequence[Tokens],
@@ -122,12 +135,15 @@ def generate(
     *,
     batch: int = 4,
     cache: KVCache | None = None,
-) -> tuple[list[Tokens], float]:
-    """Texts of the prompts in batches on the model of `llm`, and the tokens per step; a cache may know some of them."""
+) -> Written:
+    """Texts of the prompts in batches on the model of `llm`; a cache may know some of them.
+
+    The drafter is asked in every step: a policy would soon leave one alone that is always wrong.
+    """
     engine = Engine(
         llm.model,
         cache or make_cache(llm, batch),
-        Controller([] if drafter is None else [drafter]),
+        drafter or Controller(()),
         eos_ids=llm.tokenizer.eos_ids,
         make_detokeniser=lambda: Detokeniser(llm.tokenizer),
         max_batch=batch,
@@ -136,10 +152,15 @@ def generate(
     requests = [Request(prompt, params) for prompt in prompts]
     for request in requests:
         engine.submit(request)
+    steps = []
     while not engine.idle:
-        engine.step()
-    tokens = sum(request.completion_tokens for request in requests)
-    return [tuple(request.output) for request in requests], tokens / sum(request.stats.steps for request in requests)
+        steps += [emitted.drafting for emitted in engine.step() if emitted.token_ids]
+    asked = [step for step in steps if step.allowed]
+    return Written(
+        [tuple(request.output) for request in requests],
+        sum(request.completion_tokens for request in requests) / len(steps),
+        sum(step.drafted > 0 for step in asked) / max(len(asked), 1),
+    )
 
 
 def first_difference(plain: Sequence[Tokens], other: Sequence[Tokens]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from outrider import LLM, SamplingParams
@@ -16,24 +15,9 @@ from outrider.heads.checkpoint import write_compact
 from outrider.policy.costs import FREE
 from outrider.tokenizer import Message
 from outrider.weights import followers
-from outrider.weights.followers import ORDERS, Table
 from tests.heads.tiny_head import tiny_head
+from tests.tables import table, table_folder
 from tests.tiny import default_model, tiny_llama
-
-
-def table(last: dict[int, int] | None = None) -> Table:
-    """After token t comes last[t], with a chance of 200 / 256."""
-    last = dict(sorted((last or {}).items()))
-    parts = {order: _part([], [], most) for order, most in ORDERS.items()}
-    return Table({**parts, 1: _part(list(last), list(last.values()), ORDERS[1])})
-
-
-def _part(keys: list[int], tokens: list[int], most: int) -> followers.Part:
-    chances = np.zeros((len(keys), most), np.uint8)
-    chances[:, :1] = 200
-    wide = np.zeros((len(keys), most), np.int32)
-    wide[:, 0] = tokens
-    return np.array(keys, np.int64), wide, chances
 
 
 def test_what_ships_is_found_by_size_and_content(tmp_path: Path) -> None:
@@ -94,10 +78,7 @@ def test_a_draft_below_the_users_home_is_found(tmp_path: Path, monkeypatch: pyte
 def test_a_table_drafts_and_the_text_is_the_plain_one(tmp_path: Path) -> None:
     model, params = tiny_llama(tmp_path / "t.gguf"), SamplingParams(max_tokens=40, ignore_eos=True)
     plain = LLM(model, threads=1, costs=FREE, speculation="off").generate("one", params)[0]
-    after = dict(zip(plain.token_ids, plain.token_ids[1:], strict=False))
-    folder = tmp_path / "draft"
-    folder.mkdir()
-    followers.save(table(after), folder / FOLLOWERS, {})
+    folder = table_folder(tmp_path / "draft", plain.token_ids)
     without, drafted = (
         LLM(model, threads=1, costs=FREE, draft=draft).generate("one", params)[0] for draft in (None, folder)
     )

@@ -39,7 +39,7 @@ def plain() -> Plain:
         pytest.skip("Spec-Bench's prompts are not here: set OUTRIDER_PROMPTS to their file")
     llm = LLM(model, speculation="off", context_length=2048)
     prompts = exactness.read_prompts(path, llm, sample=PER_GROUP)
-    return Plain(llm, prompts, {p: exactness.generate(llm, prompts, p, None)[0] for p in (GREEDY, SEEDED)})
+    return Plain(llm, prompts, {p: exactness.generate(llm, prompts, p, None).texts for p in (GREEDY, SEEDED)})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,14 +49,16 @@ def test_text_is_the_same_with_any_drafter(plain: Plain, params: SamplingParams,
         plain.known(params), plain.llm.model.vocabulary_size, plain.llm.tokenizer.eos_ids[0]
     )
     drafter = next(drafter for drafter in candidates if drafter.name == name)
-    texts, tokens_per_step = exactness.generate(plain.llm, plain.prompts, params, drafter)
-    assert exactness.first_difference(plain.texts[params], texts) is None
+    written = exactness.generate(plain.llm, plain.prompts, params, drafter)
+    assert exactness.first_difference(plain.texts[params], written.texts) is None
+    if isinstance(drafter, exactness.TextDrafter):
+        assert written.drafting >= exactness.DRAFTING
     if name == "perfect":
-        assert tokens_per_step > 6, "a perfect drafter is accepted in full"
+        assert written.tokens_per_step > 6, "a perfect drafter is accepted in full"
 
 
 def test_alone_and_in_a_batch_the_text_is_the_same(plain: Plain) -> None:
-    alone, _ = exactness.generate(plain.llm, plain.prompts[:2], GREEDY, None, batch=1)
+    alone = exactness.generate(plain.llm, plain.prompts[:2], GREEDY, None, batch=1).texts
     assert exactness.first_difference(plain.texts[GREEDY][:2], alone) is None
 
 
@@ -72,11 +74,11 @@ def test_warm_texts_are_the_cold_ones(plain: Plain, params: SamplingParams, name
     expected = [plain.known(params)[prompt] for prompt in prompts]
     cache = exactness.make_cache(plain.llm)
     for _ in range(2):
-        texts, _ = exactness.generate(plain.llm, prompts, params, drafter, cache=cache)
+        texts = exactness.generate(plain.llm, prompts, params, drafter, cache=cache).texts
         assert exactness.first_difference(expected, texts) is None
     turns = [(*prompt, *text[:40]) for prompt, text in zip(prompts, expected, strict=True)]
-    cold, _ = exactness.generate(plain.llm, turns, params, None)
-    warm, _ = exactness.generate(plain.llm, turns, params, None, cache=cache)
+    cold = exactness.generate(plain.llm, turns, params, None).texts
+    warm = exactness.generate(plain.llm, turns, params, None, cache=cache).texts
     assert exactness.first_difference(cold, warm) is None
 
 
@@ -97,5 +99,5 @@ def test_a_model_that_is_not_row_invariant_is_caught(plain: Plain, monkeypatch: 
 
     monkeypatch.setattr(plain.llm.model, "forward", faulty)
     drafter = next(d for d in exactness.drafters(plain.known(GREEDY), 1, 0) if d.name == "perfect")
-    texts, _ = exactness.generate(plain.llm, plain.prompts, GREEDY, drafter)
+    texts = exactness.generate(plain.llm, plain.prompts, GREEDY, drafter).texts
     assert exactness.first_difference(plain.texts[GREEDY], texts) is not None

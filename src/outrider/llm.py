@@ -165,11 +165,10 @@ class LLM:
         cache = _kv_cache(kv_tokens, self.context_length, recorded.kv_shape)
         self.draft = None if draft is None else str(draft)
         self.learn_from_outputs = learn_from_outputs
-        suffix = SuffixDrafter(
-            followers=followers.load(files.followers, self.model.vocabulary_size).native() if files.followers else None,
-            past=PastOutputs() if learn_from_outputs else None,
+        self._followers = (
+            followers.load(files.followers, self.model.vocabulary_size).native() if files.followers else None
         )
-        mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), suffix]
+        mine: list[drafters.Drafter] = [GrammarDrafter(), PredictionDrafter(), self.fresh_drafter("suffix")]
         self.own_draft: drafters.Drafter | None = None
         if files.weights is not None:
             self.own_draft = drafters.open_draft(
@@ -178,7 +177,7 @@ class LLM:
             mine.append(self.own_draft)
         if wanted.drafter in set(drafters.available()) - {drafter.name for drafter in mine}:
             # "ngram": superseded by "suffix", and drafts only where it is asked for
-            mine.append(drafters.create(wanted.drafter))
+            mine.append(self.fresh_drafter(wanted.drafter))
         gguf.release()  # all weights are packed now
         self.drafters = tuple(drafter.name for drafter in mine)
         self.speculation = self._speculation(speculation)
@@ -321,6 +320,15 @@ class LLM:
                     if request.id in unfinished:
                         self.engine.cancel(request)
                 self.engine.drop_cancelled()
+
+    def fresh_drafter(self, name: str) -> drafters.Drafter:
+        """A new drafter like the one of that name that drafts here, without its requests; see `drafters.available`.
+
+        Raises RequestError if there is none.
+        """
+        if name == "suffix":
+            return SuffixDrafter(followers=self._followers, past=PastOutputs() if self.learn_from_outputs else None)
+        return drafters.create(name)
 
     def cancel(self, request: Request) -> None:
         """End a request before its next step, as "cancelled"; also from another thread, or from a signal handler."""

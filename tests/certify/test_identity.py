@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.certify import faults, identity
+from outrider.certify import controls, faults, identity
 from outrider.certify.covering import pairwise
-from outrider.certify.drafters import DRAFTERS, OWN, SHAPES
+from outrider.certify.drafters import DRAFTERS, OWN, SHAPES, TALKATIVE
 from outrider.certify.identity import PROMPTS, Identity, IdentitySetting, Text
+from outrider.certify.rig import FunctionDrafter
 from outrider.request import Request
+from outrider.types import EMPTY
 
 SETTING = IdentitySetting("half right", 5, "chain", 8, 1, "chunked", "greedy")
 
@@ -38,6 +40,18 @@ def test_a_covering_array_of_settings_holds(llm, comparison):
     for cell in cells:
         assert cell.texts == len(PROMPTS) * (1 + (cell.setting.memory == "cold and warm"))
         assert cell.tokens == cell.texts * identity.MAX_TOKENS
+        if cell.setting.drafter in TALKATIVE:
+            assert cell.answered > 0.95 * cell.asked > 0
+
+
+def test_a_drafter_that_falls_silent_shows_nothing(llm, comparison, monkeypatch):
+    silent = FunctionDrafter("silent", lambda request: EMPTY)
+    setting = replace(SETTING, drafter="random")
+    monkeypatch.setattr(identity, "DRAFTERS", {"random": lambda knowledge: silent})
+    cell = comparison.check(llm, setting)
+    assert (cell.holds, cell.answered, cell.difference) == (False, 0, "")
+    assert cell.evidence == f"not shown: something was drafted in 0 of {cell.asked} steps"
+    assert not controls.control(faults.rows_off_by_one, "identity", cell).caught
 
 
 def test_drafters_do_what_their_names_say(llm, comparison):

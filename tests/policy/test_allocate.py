@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.policy.allocate import allocate
 
-Allocate = Callable[[Sequence[Sequence[float]], Sequence[float], Sequence[float], float], list[int]]
+Allocate = Callable[[Sequence[Sequence[float]], Sequence[float], Sequence[float], float], tuple[list[int], list[float]]]
 
 PLENTY = (100.0,) * 8
 
@@ -32,7 +33,8 @@ worths = st.floats(0.1, 8)
 
 def is_best(allocate: Allocate, gains: list[list[float]], steps: list[float], worth: float) -> bool:
     added = [sum(steps[:j]) for j in range(13)]
-    counts = allocate(gains, PLENTY, added, worth)
+    counts, times = allocate(gains, PLENTY, added, worth)
+    assert sum(times) == pytest.approx(added[sum(counts)])
     return value(counts, gains, added, worth) >= best(gains, added, worth) - 1e-9
 
 
@@ -46,11 +48,11 @@ def test_stopping_at_the_first_row_that_does_not_pay_would_be_seen() -> None:
 
     def hasty(
         gains: Sequence[Sequence[float]], rooms: Sequence[float], added: Sequence[float], worth: float
-    ) -> list[int]:
+    ) -> tuple[list[int], list[float]]:
         count = 0
         while count < len(gains[0]) and gains[0][count] > worth * (added[count + 1] - added[count]):
             count += 1
-        return [count]
+        return [count], [added[count]]
 
     world = ([[0.4, 0.4, 0.4]], [0.5] + [0.0] * 11, 1.0)
     assert not is_best(hasty, *world)
@@ -58,15 +60,15 @@ def test_stopping_at_the_first_row_that_does_not_pay_would_be_seen() -> None:
 
 
 def test_rows_go_where_they_gain_most() -> None:
-    assert allocate([(0.9, 0.3), (0.5, 0.4)], PLENTY, (0, 0.1, 0.2, 0.3, 1.3), 1) == [1, 2]
+    assert allocate([(0.9, 0.3), (0.5, 0.4)], PLENTY, (0, 0.1, 0.2, 0.3, 1.3), 1)[0] == [1, 2]
 
 
 def test_nothing_pays_where_rows_are_dear() -> None:
-    assert allocate([(0.9, 0.8), (0.7,)], PLENTY, (0, 1, 2, 3), 1) == [0, 0]
+    assert allocate([(0.9, 0.8), (0.7,)], PLENTY, (0, 1, 2, 3), 1)[0] == [0, 0]
 
 
 def test_the_faster_texts_are_written_the_dearer_time_is() -> None:
-    assert [allocate([(0.9, 0.7, 0.5)], PLENTY, (0, 0.2, 0.4, 0.6), worth) for worth in (1, 3, 4, 6)] == [
+    assert [allocate([(0.9, 0.7, 0.5)], PLENTY, (0, 0.2, 0.4, 0.6), worth)[0] for worth in (1, 3, 4, 6)] == [
         [3],
         [2],
         [1],
@@ -76,14 +78,14 @@ def test_the_faster_texts_are_written_the_dearer_time_is() -> None:
 
 def test_nobody_gets_more_than_there_is_room_for() -> None:
     added = (0, 0.1, 0.2, 0.3, 0.4)
-    assert allocate([(0.9, 0.8), (0.7, 0.6)], (0.15, 1), added, 1) == [1, 2]
-    assert allocate([(0.9, 0.8)], (-0.1,), (0, 0, 0), 1) == [0], "nor anything with less than nothing"
-    assert allocate([(0.9, 0.8)], (0.0,), (0, 0, 0), 1) == [2], "what costs nothing is always possible"
+    assert allocate([(0.9, 0.8), (0.7, 0.6)], (0.15, 1), added, 1)[0] == [1, 2]
+    assert allocate([(0.9, 0.8)], (-0.1,), (0, 0, 0), 1)[0] == [0], "nor anything with less than nothing"
+    assert allocate([(0.9, 0.8)], (0.0,), (0, 0, 0), 1)[0] == [2], "what costs nothing is always possible"
 
 
 def test_no_more_rows_than_the_costs_tell_of() -> None:
-    assert allocate([(0.9, 0.8), (0.7,)], PLENTY, (0, 0), 1) == [1, 0]
+    assert allocate([(0.9, 0.8), (0.7,)], PLENTY, (0, 0), 1)[0] == [1, 0]
 
 
 def test_equal_gains_go_to_the_older_request() -> None:
-    assert allocate([(0.5,), (0.5,)], PLENTY, (0, 0.1, 0.9), 1) == [1, 0]
+    assert allocate([(0.5,), (0.5,)], PLENTY, (0, 0.1, 0.9), 1)[0] == [1, 0]

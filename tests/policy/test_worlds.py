@@ -10,6 +10,9 @@ import pytest
 
 from outrider.policy import ledger
 from outrider.policy.calibration import Calibration
+from outrider.policy.costs import Costs
+from outrider.sampling import SamplingParams
+from outrider.sampling.params import Rule
 from tests.policy.worlds import COSTS, FLAT, MIDDLE, STEEP, Claiming, World, play
 
 HONEST = [World(*each) for each in product(("flat", "middle", "steep"), (0.02, 0.2, 0.5, 0.8, 0.95))]
@@ -64,6 +67,17 @@ def test_a_policy_that_believes_what_it_is_told_would_be_seen(monkeypatch: pytes
 def test_no_text_of_a_batch_is_slower_than_plain(world: World, batch: int) -> None:
     outcomes = play([Claiming("it", world.alpha, world.says)], world.costs, batch=batch)
     assert min(outcome.speed for outcome in outcomes) > NEVER_SLOWER
+
+
+@pytest.mark.parametrize("knee", [3.0, 8.0])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_what_is_drawn_and_always_wrong_costs_a_batch_no_more_than_may_be_lost(rule: Rule, knee: float) -> None:
+    """Up to the eighth, rows are cheap: of four chains, each would be if it came alone."""
+    costs = Costs((1, 8, 16), (0,), ((1.0, 1.02, knee),))
+    params = SamplingParams(temperature=1.0, acceptance=rule)
+    outcomes = play([Claiming("it", 0.0, says=0.95, draws=True)], costs, batch=4, length=60, params=params)
+    assert any(sum(outcome.drafted) > 0 for outcome in outcomes)
+    assert sum(outcome.work for outcome in outcomes) <= sum(1.025 * len(outcome.text) + 0.1 for outcome in outcomes)
 
 
 def test_the_more_requests_the_shorter_the_drafts() -> None:

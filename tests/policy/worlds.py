@@ -11,13 +11,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.policy.controller import Controller
 from outrider.policy.costs import Costs
+from outrider.sampling import SamplingParams
 from outrider.speculation import AUTO, Speculation
 from outrider.types import EMPTY, Proposal
 
 MOST = 8
+GREEDY = SamplingParams()
+_Q = np.array([0.5, 0.5])  # of a token that is drawn: no policy looks at it
 
 FLAT = Costs((1, 2, 8, 16), (0,), ((1, 1.02, 1.3, 2.15),))
 MIDDLE = Costs((1, 2, 4, 8, 16), (0,), ((1, 1.04, 1.3, 2.6, 5.0),))
@@ -73,8 +78,17 @@ class Claiming(Drafter):
     The token at each place of every text is its place, counted from 1; 0 is wrong everywhere.
     """
 
-    def __init__(self, name: str, alpha: float, says: float | None = None, cost: float = 0.0, seed: int = 0) -> None:
-        self.name, self.cost, self._alpha = name, cost, alpha
+    def __init__(
+        self,
+        name: str,
+        alpha: float,
+        says: float | None = None,
+        cost: float = 0.0,
+        seed: int = 0,
+        *,
+        draws: bool = False,
+    ) -> None:
+        self.name, self.cost, self._alpha, self.draws = name, cost, alpha, draws
         self._says = alpha if says is None else says
         self.expected = (self._says,)
         self._seed = seed
@@ -94,7 +108,8 @@ class Claiming(Drafter):
         places = range(len(request.tokens), len(request.tokens) + request.most)
         right = self._right[request.id]
         tokens = [place + 1 if right[place] else 0 for place in places]
-        return Proposal.chain(tokens, self.name, [self._says] * len(tokens)) if tokens else EMPTY
+        q = [_Q] * len(tokens) if self.draws else None
+        return Proposal.chain(tokens, self.name, [self._says] * len(tokens), q) if tokens else EMPTY
 
 
 @dataclass
@@ -118,6 +133,7 @@ def play(
     batch: int = 1,
     length: int = 400,
     speculation: Speculation = AUTO,
+    params: SamplingParams = GREEDY,
 ) -> list[Outcome]:
     """Write texts of that length together, with a controller of these drafters.
 
@@ -138,6 +154,7 @@ def play(
                 tokens=outcome.text,
                 prompt_length=1,
                 speculation=speculation,
+                params=params,
                 most=min(limit, max(length - len(outcome.text), 0)),
                 rows=batch,
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from outrider import drafters
 from outrider.certify.rig import Altered, FunctionDrafter
 from outrider.drafters.base import Drafter, DraftRequest
+from outrider.llm import LLM
 from outrider.policy.controller import Controller
 from outrider.policy.costs import Costs
 from outrider.types import ROOT, Proposal
@@ -21,16 +22,22 @@ Guess = Callable[["Knowledge", DraftRequest, random.Random], Sequence[int]]
 class Knowledge:
     """What the drafters know.
 
-    texts        the plain output of each request, by id.
-    vocabulary   number of tokens.
-    end_of_text  a token that ends a text.
-    draft        the drafter of the user's pair, if it has weights.
+    texts  the plain output of each request, by id.
+    llm    the user's pair.
     """
 
     texts: Mapping[int, Tokens]
-    vocabulary: int
-    end_of_text: int
-    draft: Drafter | None = None
+    llm: LLM
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return self.llm.model.vocabulary_size
+
+    @property
+    def end_of_text(self) -> int:
+        """A token that ends a text."""
+        return next(iter(self.llm.tokenizer.eos_ids), 0)
 
     def coming(self, request: DraftRequest) -> Tokens:
         """The plain text from where the request has got to."""
@@ -42,16 +49,16 @@ def _perfect(knowledge: Knowledge, request: DraftRequest, chance: random.Random)
 
 
 def _half_right(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    tokens = knowledge.coming(request)[: chance.randint(0, request.most)]
+    tokens = knowledge.coming(request)[: chance.randint(1, request.most)]
     return [token if chance.random() < 0.7 else chance.randrange(knowledge.vocabulary) for token in tokens]
 
 
 def _random(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    return [chance.randrange(knowledge.vocabulary) for _ in range(chance.randint(0, request.most))]
+    return [chance.randrange(knowledge.vocabulary) for _ in range(chance.randint(1, request.most))]
 
 
-def _shifted(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
-    return knowledge.coming(request)[1:]
+def _one_late(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
+    return [request.tokens[-1], *knowledge.coming(request)]
 
 
 def _end_of_text(knowledge: Knowledge, request: DraftRequest, chance: random.Random) -> Sequence[int]:
@@ -72,25 +79,19 @@ def _knowing(name: str, guess: Guess) -> Callable[[Knowledge], Drafter]:
 
 
 def _existing(name: str) -> Callable[[Knowledge], Drafter]:
-    return lambda knowledge: drafters.create(name)
-
-
-def as_if_free(drafter: Drafter) -> Drafter:
-    """The drafter, for which the policy does not see a reason to stand aside."""
-    free = Altered(drafter, lambda proposal, request: proposal)
-    free.cost = 0.0
-    return free
+    return lambda knowledge: knowledge.llm.fresh_drafter(name)
 
 
 def _own(knowledge: Knowledge) -> Drafter:
-    assert knowledge.draft is not None
-    return as_if_free(knowledge.draft)
+    assert knowledge.llm.own_draft is not None
+    return knowledge.llm.own_draft
 
 
 def _policy(knowledge: Knowledge) -> Drafter:
-    """The package's drafters under the policy that users have, with rows that cost so much that it cuts and chooses."""
-    costs = Costs((1, 2, 5), (0,), ((1.0, 1.01, 1.5),))
-    return Controller([*(make(knowledge) for make in _EXISTING.values()), _KNOWING["half right"](knowledge)], costs)
+    """What drafts for the user by default, with rows that cost so much that the policy cuts and chooses."""
+    own = knowledge.llm.own_draft
+    free = [_EXISTING[name](knowledge) for name in ("prediction", "suffix")]
+    return Controller([*free, own] if own else free, Costs((1, 2, 5), (0,), ((1.0, 1.01, 1.5),)))
 
 
 OWN = "own draft"
@@ -103,7 +104,7 @@ _KNOWING = {
         "perfect": _perfect,
         "half right": _half_right,
         "random": _random,
-        "one late": _shifted,
+        "one late": _one_late,
         "end of text": _end_of_text,
     }.items()
 }
@@ -114,10 +115,15 @@ DRAFTERS: Mapping[str, Callable[[Knowledge], Drafter]] = {
     **_KNOWING,
     OWN: _own,
 }
-"""All drafters of the package, alone and together; then: the plain text itself; with every third token wrong, and of
-random length; random tokens; the plain text one token too late; nothing but the token that ends texts. And, if the pair
-that is certified has one, its own draft model or head.
+"""All drafters of the package alone, "suffix" with the model's table; those that a user has by default, together, under
+the policy; then: the plain text itself; with every third token wrong, and of random length; random tokens; the plain
+text one token too late; nothing but the token that ends texts. And, if the pair that is certified has one, its own
+draft model or head.
 """
+
+
+TALKATIVE = frozenset({*_KNOWING, OWN})
+"""Those that have something to say in every step: where they hardly do, nothing is shown."""
 
 
 def as_tree(drafter: Drafter, vocabulary: int) -> Drafter:

@@ -15,13 +15,12 @@ import numpy as np
 from outrider import verify
 from outrider.cache import KVCache, KVSequence
 from outrider.certify import reference
-from outrider.certify.drafters import OWN, as_if_free, as_tree
+from outrider.certify.drafters import OWN, as_tree
 from outrider.certify.rig import Fault, FunctionDrafter, Parts, Rig, spread
 from outrider.certify.statistics import Fit, fit
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.llm import LLM
 from outrider.models.base import CausalLM
-from outrider.policy.controller import Controller
 from outrider.randomness import Purpose
 from outrider.request import Emitted, Request
 from outrider.sampling import SamplingParams
@@ -112,7 +111,7 @@ class Draws:
         """Count the ends of so many texts, with a planted fault, if given, and test them."""
         params = replace(self._params, seed=spread(self._seed, setting), acceptance=setting.rule)  # type: ignore[arg-type]
         requests = [Request(self._prompt, params, choice) for choice in range(draws)]
-        parts = Parts(self._llm.model, Controller([DRAFTERS[setting.drafter](self)]))
+        parts = Parts(self._llm.model, DRAFTERS[setting.drafter](self))
         rig = Rig(
             fault(parts) if fault else parts,
             blocks=BATCH * KVCache.blocks_for(len(self._prompt) + 2 * LENGTH),
@@ -193,7 +192,7 @@ def _beside(draws: Draws) -> Drafter:
 def _own(draws: Draws) -> Drafter:
     """The pair's own draft model or head, which draws by its own law."""
     assert draws.own_draft is not None
-    return as_if_free(draws.own_draft)
+    return draws.own_draft
 
 
 DRAFTERS: Mapping[str, Callable[[Draws], Drafter]] = {"one-hot tree": _along, "drawn": _beside, OWN: _own}

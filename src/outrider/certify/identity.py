@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.cache import KVCache
-from outrider.certify.drafters import DRAFTERS, OWN, SHAPES, Knowledge
+from outrider.certify.drafters import DRAFTERS, OWN, SHAPES, TALKATIVE, Knowledge
 from outrider.certify.rig import Fault, Parts, Rig
 from outrider.drafters.base import Drafter
 from outrider.llm import LLM
 from outrider.policy.controller import Controller
-from outrider.request import Request
+from outrider.request import Drafting, Request
 from outrider.sampling import SamplingParams
 from outrider.tokenizer import Detokeniser
 from outrider.types import FinishReason
@@ -76,17 +76,20 @@ class IdentitySetting:
 class IdentityCell:
     """The verdict on one setting, and what was compared.
 
+    asked, answered     steps of requests in which something could have been drafted, and those in which it was.
     drafted, accepted   tokens sent to verification, and those of them in the texts.
     preemptions         how often a request lost its KV and had it computed again.
     cached              prompt tokens that were not computed, as their KV was there already.
     difference          the first one from the plain texts ("": none).
-    fault               what kept the texts from being finished ("": nothing).
+    fault               what kept the texts from being finished, or from showing anything ("": nothing).
     """
 
     setting: IdentitySetting
     texts: int
     tokens: int
     steps: int
+    asked: int
+    answered: int
     drafted: int
     accepted: int
     preemptions: int
@@ -163,20 +166,21 @@ class Identity:
         requests = [request for texts in rounds for request in texts]
         knowledge = Knowledge(
             {request.id: text.output for request, text in zip(requests, plain * times, strict=True)},
-            vocabulary=llm.model.vocabulary_size,
-            end_of_text=next(iter(llm.tokenizer.eos_ids), 0),
-            draft=llm.own_draft,
+            llm,
         )
         drafter: Drafter = SHAPES[setting.shape](DRAFTERS[setting.drafter](knowledge), knowledge.vocabulary)
-        parts = Parts(llm.model, Controller([drafter]))
+        # No policy stands between: it would soon leave a drafter alone that is always wrong.
+        parts = Parts(llm.model, drafter)
+        steps: list[Drafting] = []
         difference = broken = ""
         try:
             rig = self._rig(
                 llm, fault(parts) if fault else parts, batch=setting.batch, memory=setting.memory, max_draft=setting.k
             )
             for texts in rounds:
-                rig.run(texts)
+                rig.run(texts, lambda emitted: steps.append(emitted.drafting))
             difference = first_difference(llm, plain * times, requests)
+            broken = "" if difference else _silence(setting, steps)
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
         return IdentityCell(
@@ -184,6 +188,8 @@ class Identity:
             texts=len(requests),
             tokens=sum(request.completion_tokens for request in requests),
             steps=sum(request.stats.steps for request in requests),
+            asked=sum(step.allowed > 0 for step in steps),
+            answered=sum(step.drafted > 0 for step in steps),
             drafted=sum(request.stats.drafted for request in requests),
             accepted=sum(request.stats.accepted for request in requests),
             preemptions=sum(request.stats.preemptions for request in requests),
@@ -217,6 +223,15 @@ class Identity:
             max_draft=max_draft,
             debug=True,
         )
+
+
+def _silence(setting: IdentitySetting, steps: Sequence[Drafting]) -> str:
+    """That a drafter which always has something to say was silent in most steps; "" if it was not."""
+    asked = sum(step.allowed > 0 for step in steps)
+    answered = sum(step.drafted > 0 for step in steps)
+    if setting.drafter not in TALKATIVE or 2 * answered >= asked:
+        return ""
+    return f"not shown: something was drafted in {answered:,} of {asked:,} steps"
 
 
 def first_difference(llm: LLM, plain: Sequence[Text], requests: Sequence[Request]) -> str:

@@ -111,15 +111,22 @@ class FunctionDrafter(Drafter):
 
 
 class Altered(Drafter):
-    """Another drafter's proposals, each altered by a function."""
+    """Another drafter's proposals, each altered by a function; in all else it is that drafter."""
 
     def __init__(self, drafter: Drafter, alter: Callable[[Proposal, DraftRequest], Proposal]) -> None:
         self.name, self.cost, self.draws = drafter.name, drafter.cost, drafter.draws
+        self.taps, self.expected = drafter.taps, drafter.expected
         self._drafter = drafter
         self._alter = alter
 
+    def serves(self, request: RequestView) -> bool:
+        return self._drafter.serves(request)
+
     def begin(self, request: RequestView) -> None:
         self._drafter.begin(request)
+
+    def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
+        return self._drafter.awake(request_ids)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         proposals = self._drafter.propose(requests)

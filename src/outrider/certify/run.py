@@ -92,8 +92,8 @@ def certify(
     path = source if isinstance(source, Path) else source.path
     if isinstance(target, LLM) and draft is None:
         draft = target.draft
-    load = partial(_load, source if most == 1 else path, 1, draft)
-    with Crew(_side_by_side(path, most), load) as crew:
+    ready = partial(load, source if most == 1 else path, 1, draft)
+    with Crew(_side_by_side(path, most), ready) as crew:
         [(ids, pair)] = crew.map([partial(_encode, prompts=prompts)])
         text_faults = controls.identity(most)
         # What a control runs with a fault is run without, too.
@@ -115,7 +115,7 @@ def certify(
         track = _Track(progress, len(checks))
         cells = dict(zip(together, track(together, crew.map([check.task for check in together])), strict=True))
     if alone := [check for check in checks if check.threads > 1]:
-        llm = _load(source, most, draft)
+        llm = load(source, most, draft)
         cells |= zip(alone, track(alone, (check.task(llm) for check in alone)), strict=True)
 
     def honest(test: str) -> tuple[Any, ...]:
@@ -217,15 +217,14 @@ def _settings(
     return list(dict.fromkeys([kind(**values) for values in combinations] + [setting for _, setting in faults]))
 
 
-def _load(target: LLM | Path, threads: int, draft: str | Path | None) -> LLM:
+def load(target: LLM | Path, threads: int, draft: str | Path | None) -> LLM:
     """The target with that number of threads, and with what drafts for it."""
     if not isinstance(target, LLM):
         return LLM(target, draft=draft, costs=FREE, threads=threads)
-    if (target.model.threads, target.draft) == (threads, draft) and (
-        target.own_draft or not drafts.shipped(target.path).weights
-    ):
+    drafting = target.speculation.length != 0 or drafts.shipped(target.path) == drafts.Draft()
+    if drafting and (target.model.threads, target.draft) == (threads, draft):
         return target
-    return _load(target.path, threads, draft)
+    return load(target.path, threads, draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 def allocate(
     gains: Sequence[Sequence[float]], rooms: Sequence[float], added: Sequence[float], worth: float
-) -> list[int]:
-    """How many rows each request gets.
+) -> tuple[list[int], list[float]]:
+    """How many rows each request gets, and the time that they add to those that were taken before.
 
     gains   per request, of its drafted tokens in descending order (along a path they descend by themselves).
     rooms   per request, the most time that its rows may add.
@@ -22,14 +22,14 @@ def allocate(
             are no more rows than it knows of.
     worth   tokens that are written in a unit of that time.
 
-        allocate([(0.9, 0.5), (0.7,)], (1, 1), (0, 0.2, 0.4, 1.4), worth=1) == [1, 1]
+        allocate([(0.9, 0.5), (0.7,)], (1, 1), (0, 0.2, 0.4, 1.4), worth=1) == ([1, 1], [0.2, 0.2])
     """
     if len(gains) == 1:  # the common case, and in order already
         order = [(gain, 0) for gain in gains[0]]
     else:
         order = sorted(((gain, -place) for place, each in enumerate(gains) for gain in each), reverse=True)
-    counts = [0] * len(gains)
-    best, best_value = counts[:], 0.0
+    counts, times = [0] * len(gains), [0.0] * len(gains)
+    best, best_times, best_value = counts[:], times[:], 0.0
     left = list(rooms)
     value, rows, most = 0.0, 0, len(added) - 1
     for gain, place in order:
@@ -41,7 +41,8 @@ def allocate(
             continue
         rows += 1
         counts[-place] += 1
+        times[-place] += time
         value += gain - worth * time
         if value > best_value:
-            best, best_value = counts[:], value
-    return best
+            best, best_times, best_value = counts[:], times[:], value
+    return best, best_times

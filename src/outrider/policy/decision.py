@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -100,8 +101,10 @@ class Decision:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
 
         Each request is planned for at most once, and only where that promises more than what it has been offered.
+        What is drawn stays whole, so rows are priced as they come beside those that are planned before.
         """
         plans: dict[Drafter, dict[int, int]] = {}
+        before = sum([len(offer.proposal) for offer in self._offers if offer and offer.whole])
         for i, request in enumerate(self._requests):
             if not self._texts[i].plans():
                 continue
@@ -116,7 +119,7 @@ class Decision:
                     continue
                 gains = self._texts[i].acceptance(drafter).gains(request.most)
                 price = self._price(drafter)
-                added = [time + price * j for j, time in enumerate(self._added[: request.most + 1])]
+                added = [time + price * j for j, time in enumerate(self._beside(before, request.most))]
                 value, _, most = self._alone(i, gains, added, drafter)
                 value -= self._reading(i, drafter, added[most])
                 best = max(best, (value, drafter, most), key=itemgetter(0))
@@ -127,6 +130,7 @@ class Decision:
             else:
                 self._declined[i] = False
                 plans.setdefault(chosen, {})[i] = most
+                before += most
                 text = self._texts[i]
                 text.read(chosen, len(request.tokens), self._unread(i, chosen) / self._share)
                 self._rooms[i] = text.ledger.room * self._share
@@ -166,19 +170,30 @@ class Decision:
         if not any(offers):
             return nothing
         whole = [len(offer.proposal) if offer and offer.whole else 0 for offer in offers]
-        added, fixed = self._added, sum(whole)
-        if fixed:
-            added = [time - added[fixed] for time in added[fixed:]]
-        counts = allocate([offer.gains if offer else () for offer in offers], self._rooms, added, self._worth)
-        rows = fixed + sum(counts)
-        each = self._added[rows] / rows if rows else 0.0
+        starts = [0, *accumulate(whole)]
+        fixed = starts.pop()
+        added = [time - self._added[fixed] for time in self._added[fixed:]] if fixed else self._added
+        gains = [offer.gains if offer else () for offer in offers]
+        rooms = [room - offer.price if offer else room for room, offer in zip(self._rooms, offers, strict=True)]
+        counts, times = allocate(gains, rooms, added, self._worth)
         proposals = []
-        for offer, kept, extra, text, empty in zip(offers, whole, counts, self._texts, nothing, strict=True):
-            count = kept + extra
-            proposals.append(offer.proposal.keep(offer.order[:count]) if offer and count else empty)
-            if offer:
-                text.draft(offer.drafter, (count * each + offer.price) / self._share, self._added[1] / self._share)
+        for place, offer in enumerate(offers):
+            if not offer:
+                proposals.append(nothing[place])
+                continue
+            count, start = whole[place], starts[place]
+            time = times[place] + self._added[start + count] - self._added[start]
+            count += counts[place]
+            proposals.append(offer.proposal.keep(offer.order[:count]) if count else nothing[place])
+            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, self._added[1] / self._share)
         return proposals
+
+    def _beside(self, others: int, most: int) -> Sequence[float]:
+        """What 0 .. `most` drafts add at most if so many others are planned, of which not all need come."""
+        added = self._added
+        if not others:
+            return added[: most + 1]
+        return [max([added[start + j] - added[start] for start in range(others + 1)]) for j in range(most + 1)]
 
     def _wants(self, place: int, drafter: Drafter) -> bool:
         """Whether a request may ask the drafter."""
@@ -208,5 +223,5 @@ class Decision:
         self, place: int, gains: Sequence[float], added: Sequence[float], drafter: Drafter
     ) -> tuple[float, Drafter, int]:
         """What an offer would bring if there were no other: value, whose it is, how many rows."""
-        (count,) = allocate([gains], [self._rooms[place]], added, self._worth)
+        (count,), _ = allocate([gains], [self._rooms[place]], added, self._worth)
         return sum(gains[:count]) - self._worth * added[count], drafter, count
