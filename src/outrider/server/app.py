@@ -163,7 +163,7 @@ def _chat_params(body: ChatRequest) -> SamplingParams:
         raise APIError(
             400, "max_tokens and max_completion_tokens differ; give one of them", param="max_completion_tokens"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", param="top_logprobs")
     return body.params(limits.pop() if limits else None, body.top_logprobs or 0 if body.logprobs else None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -131,6 +132,6 @@ def _path(location: Sequence[int | str], body: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it was sent, cut to a line."""
-    text = json.dumps(value, default=repr)
+    """A value as it was sent, cut to a line; no more of it is written than that."""
+    text = "".join(islice(json.JSONEncoder(default=repr).iterencode(value), 101))
     return text if len(text) <= 100 else f"{text[:100]}…"
