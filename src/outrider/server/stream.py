@@ -79,4 +79,4 @@ class EventStream(Response):
 async def whole_answer(service: Service, generation: Generation, answer: Answer, receive: Receive) -> Response:
     """The answer in one piece. Raises APIError."""
     with attended(service, generation, receive):
-        return Response(answer.whole(await generation.whole()), media_type="application/json")
+        return Response(await answer.whole(await generation.whole()), media_type="application/json")
