@@ -236,6 +236,18 @@ def test_a_prompt_that_cannot_run_is_refused(server, prompt, reason):
     assert reason in refused(send(server, "/v1/completions", TEXT | {"prompt": prompt}))["message"]
 
 
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("/v1/completions", {"prompt": [1] * 4096}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 4090}]}),
+    ],
+)
+def test_a_prompt_that_is_just_too_long_has_openais_code(server, where, fields):
+    error = refused(server.post(where, **fields))
+    assert (error["param"], error["code"]) == (next(iter(fields)), "context_length_exceeded")
+
+
 def nested(depth):
     return {"type": "string"} if depth == 0 else {"type": "array", "items": nested(depth - 1)}
 
@@ -271,6 +283,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read(server, monkeypatch
     error = refused(server.post(where, **fields))
     assert f"the {name} has 30" in error["message"], "4 MB of at most 13 bytes a token"
     assert "4096" in error["message"]
+    field = "messages" if name == "prompt" and "chat" in where else name
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert max(map(len, read), default=0) < 1000
 
 

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import ConstraintError, ModelError, OutriderError, RequestError
+from outrider.errors import ConstraintError, ContextError, ModelError, OutriderError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,12 @@ def encode(body: object) -> bytes:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
-def from_library(error: Exception) -> APIError:
-    """What the library raised for one request: its fault (400), or not (500)."""
+def from_library(error: Exception, prompt: str = "prompt") -> APIError:
+    """What the library raised for one request: its fault (400), or not (500). prompt: the field that has the prompt."""
     if isinstance(error, RequestError):
-        return APIError(400, str(error), param="response_format" if error.field == "json_schema" else error.field)
+        param = {"json_schema": "response_format", "prompt": prompt}.get(error.field or "", error.field)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        return APIError(400, str(error), param=param, code=code)
     if isinstance(error, ConstraintError):  # a schema that is too much for the grammar, or at odds with a bias
         return APIError(400, str(error), param="response_format")
     if isinstance(error, ModelError):
