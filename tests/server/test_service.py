@@ -20,6 +20,7 @@ import outrider.engine
 from outrider import LLM
 from outrider.policy.costs import FREE
 from outrider.tokenizer import Tokenizer
+from tests.server.test_metrics import figures
 
 LONG = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000, "temperature": 0}
 SHORT = LONG | {"max_tokens": 12}
@@ -107,6 +108,18 @@ def test_a_full_queue_says_when_to_come_again(small):
             if generation.requests[0].params.max_tokens == 3000:
                 small.service.close(generation)
         assert waiting.result().status_code == 200
+
+
+def test_the_gauges_tell_who_is_served_and_who_waits(small):
+    with begin(small), begin(small), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(small.post, **SHORT)
+        wait_for(lambda: small.llm.engine.scheduler.waiting)
+        values = figures(small)
+        assert values["outrider:num_requests_running"] == 2
+        assert values["outrider:num_requests_waiting"] == 1
+        assert 0 < values["outrider:kv_cache_usage_perc"] < 1
+        small.service._let_down("enough")
+        assert waiting.result().status_code == 500
 
 
 def test_what_could_never_fit_is_not_told_to_come_again(small):
