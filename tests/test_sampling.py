@@ -152,6 +152,7 @@ def test_top_k_keeps_the_most_probable_and_the_lowest_ids_on_ties() -> None:
     assert law(LOGITS, top_k=2) == {1: pytest.approx(4 / 7), 2: pytest.approx(3 / 7)}
     assert set(law([1, 0, 1, 1, 2], top_k=3)) == {0, 2, 4}
     assert len(law(LOGITS, top_k=99)) == 5
+    assert law(LOGITS, top_k=10**30) == law(LOGITS, top_k=0)
 
 
 def test_top_p_keeps_the_fewest_that_reach_it_and_the_lowest_ids_on_ties() -> None:

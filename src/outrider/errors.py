@@ -6,6 +6,7 @@
     |   +-- UnsupportedModelError  the file is sound, but needs something this version does not have
     |   +-- FetchError             the file could not be obtained
     +-- RequestError               a request asks for something impossible (also a ValueError)
+    |   +-- ContextError           a text is too long for the model's context
     +-- NumericError               the model computed something that is not a number for a request
     +-- ConstraintError            a request's constraint, such as a grammar, cannot go on
 
@@ -44,6 +45,10 @@ class RequestError(OutriderError, ValueError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class ContextError(RequestError):
+    """A prompt, or a prediction, is too long for the model's context."""
 
 
 class NumericError(OutriderError):

@@ -25,7 +25,7 @@ from outrider.drafters.grammar import GrammarDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import PastOutputs, SuffixDrafter
 from outrider.engine import Engine
-from outrider.errors import RequestError
+from outrider.errors import ContextError, RequestError
 from outrider.kernels.native import NativeModel
 from outrider.models import record
 from outrider.models.base import KVShape
@@ -335,12 +335,12 @@ class LLM:
         self.engine.cancel(request)
 
     def _refuse_long(self, text: str, field: str) -> None:
-        """Raises RequestError for a text that the context cannot hold, before it is read, which could take seconds."""
+        """Raises ContextError for a text that the context cannot hold, before it is read, which could take seconds."""
         if (fewest := self.tokenizer.fewest(text)) >= self.context_length:
-            raise RequestError(
+            raise ContextError(
                 f"the {field} has {fewest} tokens or more; the context of {self.context_length} leaves room for at "
                 f"most {self.context_length - 1} and one token of output",
-                field if field == "prediction" else None,
+                field,
             )
 
     def _speculation(self, text: str) -> Speculation:

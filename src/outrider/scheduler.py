@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.cache import BLOCK, KVCache, KVSequence
-from outrider.errors import RequestError
+from outrider.errors import ContextError, RequestError
 from outrider.request import UNDRAFTED, Detokeniser, Drafting, Emitted, Piece, Request
 from outrider.sampling import History, Logprobs, SamplingParams, allowed_mask, check_ids, check_possible
 from outrider.types import FinishReason, Proposal, Source
@@ -120,12 +120,13 @@ class Scheduler:
         if request.timings.submitted is not None:
             raise RequestError(f"request {request.id} was submitted before; make a new one for each text")
         if not prompt:
-            raise RequestError("the prompt is empty; expected at least one token")
+            raise RequestError("the prompt is empty; expected at least one token", "prompt")
         check_ids("prompt", prompt, self._vocabulary_size)
         if len(prompt) >= self._context_length:
-            raise RequestError(
+            raise ContextError(
                 f"the prompt has {len(prompt)} tokens; the context of {self._context_length} leaves room for at most "
-                f"{self._context_length - 1} and one token of output"
+                f"{self._context_length - 1} and one token of output",
+                "prompt",
             )
         limit = self._limit(request)
         if limit - 1 > self._cache.positions:  # the last token's KV is never needed

@@ -69,7 +69,9 @@ def test_the_flags_reach_the_server(server):
     assert (health["context_length"], health["speculation"], health["drafters"]) == (500, "off", [])
     headers = {"authorization": "Bearer sesame"}
     body = {"prompt": "Hello", "max_tokens": 400, "n": 2}
-    assert httpx.post(f"{url}/v1/completions", json=body, headers=headers).status_code == 429
+    refused = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert "at most 1 at once" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "::", "example.com"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +25,7 @@ def soak(url: str, model: str, requests: int, *, clients: int = 8, seed: int = 0
         with httpx.Client(base_url=url, timeout=120) as http:
             for number in numbers:
                 rng = random.Random(f"{seed} {number}")
-                kind = rng.choices(KINDS, [4, 4, 2, 2, 1, 2])[0]
+                kind = rng.choices(KINDS, [8, 8, 4, 4, 1, 1, 4])[0]
                 outcomes[kind(http, model, rng, longest, expected)] += 1
 
     with ThreadPoolExecutor(clients) as pool:
@@ -97,28 +98,62 @@ def leave_stream(http, model, rng, longest, expected):
     return "left a stream"
 
 
+def connect(http, body):
+    """A bare connection that has sent a request; it takes no more than a few KiB that nobody has read."""
+    host, _, port = str(http.base_url).removeprefix("http://").strip("/").partition(":")
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(120)
+    connection.connect((host, int(port)))
+    return connection, head.encode() + data
+
+
 def leave_early(http, model, rng, longest, expected):
     """Without waiting for anything; so early, perhaps, that the request is not even read."""
-    host, _, port = str(http.base_url).removeprefix("http://").strip("/").partition(":")
-    data = json.dumps(body_of(model, rng, longest)).encode()
-    with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-        connection.sendall((head.encode() + data)[: rng.choice([10, 150, 10_000])])
+    connection, request = connect(http, body_of(model, rng, longest))
+    with connection:
+        connection.sendall(request[: rng.choice([10, 150, 10_000])])
     return "left early"
 
 
-def read_slowly(http, model, rng, longest, expected):
+def slow(http, model, rng, longest):
+    """A reader of a long stream, and whether he was let in."""
     body = body_of(model, rng, longest) | {"max_tokens": longest, "stream": True, "logprobs": True, "top_logprobs": 20}
-    with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        if response.status_code == 429:
+    connection, request = connect(http, body)
+    connection.sendall(request)
+    received = connection.recv(100)
+    assert received.startswith((b"HTTP/1.1 200", b"HTTP/1.1 429")), received
+    return connection, received.startswith(b"HTTP/1.1 200")
+
+
+def read_slowly(http, model, rng, longest, expected):
+    """With pauses, of a second or so in all, in which what is written has to wait."""
+    connection, let_in = slow(http, model, rng, longest)
+    with connection:
+        if not let_in:
             return "429"
         received = b""
-        for piece in response.iter_raw(500):
+        while not received.endswith(b"0\r\n\r\n"):
+            if rng.random() < 0.1:
+                time.sleep(0.02)
+            piece = connection.recv(8192)
+            assert piece, "the stream was cut"
             received += piece
-            if rng.random() < 0.01:
-                http.get("/health")
-    assert received.endswith(b"data: [DONE]\n\n")
+    assert b"data: [DONE]\n\n" in received
     return "read slowly"
+
+
+def stop_reading(http, model, rng, longest, expected):
+    """And leave with most of it unread."""
+    connection, let_in = slow(http, model, rng, longest)
+    with connection:
+        if not let_in:
+            return "429"
+        time.sleep(rng.uniform(0.2, 1.0))
+        assert http.get("/health").status_code == 200, "others are served meanwhile"
+    return "stopped reading"
 
 
 def nonsense(http, model, rng, longest, expected):
@@ -134,4 +169,4 @@ def nonsense(http, model, rng, longest, expected):
     return "nonsense"
 
 
-KINDS = [whole, stream, leave_stream, leave_early, read_slowly, nonsense]
+KINDS = [whole, stream, leave_stream, leave_early, read_slowly, stop_reading, nonsense]

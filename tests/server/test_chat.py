@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 
 import openai
 import pydantic
@@ -178,13 +179,26 @@ def test_sources_are_told_if_asked_for(client):
     assert set(off.choices[0].sources) == {"plain"}
 
 
+@pytest.mark.parametrize(
+    ("speculation", "longest"), [("off", [0]), (1, [1]), (2, [2]), ("suffix:3", [3]), ("suffix", range(4, 100))]
+)
+def test_no_more_is_drafted_than_was_asked_for_and_no_less(client, speculation, longest):
+    """In a text of one letter, every draft is right."""
+    extra = {"return_sources": True, "speculation": speculation}
+    answer = whole(client, max_tokens=60, logit_bias={"104": 100}, extra_body=extra)
+    assert answer.choices[0].message.content == "h" * 60
+    runs = [len(list(run)) for source, run in groupby(answer.choices[0].sources) if source == "accepted"]
+    assert max(runs, default=0) in longest
+
+
 ASCII = {str(token): -100 for token in range(128, 261)}
 """Keeps away what is no text by itself: a random model's bytes are seldom UTF-8."""
 
 
 def steps(answer):
-    """Each step commits one token that nobody drafted."""
-    return sum(source != "accepted" for source in answer.choices[0].sources)
+    """Each ends with a token that nobody drafted, but for one that ends the text before it."""
+    *sources, _ = answer.choices[0].sources
+    return sum(source != "accepted" for source in sources) + 1
 
 
 SCHEMA = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import SamplingParams
+from tests.scripted import script
 
 OPTIONS = {"model": "tiny", "max_tokens": 20, "temperature": 0}
 
@@ -54,7 +55,7 @@ def test_logprobs_have_their_older_form(client, library):
     (expected,) = library.generate(["Hello"], SamplingParams(max_tokens=20, logprobs=3))
     logprobs = create(client, "Hello", logprobs=3).choices[0].logprobs
     assert logprobs.token_logprobs == pytest.approx([entry.chosen for entry in expected.logprobs])
-    assert [len(top) for top in logprobs.top_logprobs] == [3] * 20
+    assert [len(top) for top in logprobs.top_logprobs] == [3] * 20, "greedy: the token is one of them"
     assert all(
         top[token] == logprob
         for token, top, logprob in zip(logprobs.tokens, logprobs.top_logprobs, logprobs.token_logprobs, strict=True)
@@ -66,3 +67,21 @@ def test_logprobs_have_their_older_form(client, library):
     ]
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [each for part in streamed if part for each in getattr(part, field)] == getattr(logprobs, field)
+
+
+def test_the_token_that_was_drawn_is_among_the_most_probable_ones(client):
+    """OpenAI: so there may be one more than were asked for."""
+    logprobs = create(client, "Hello", logprobs=1, temperature=2, seed=1).choices[0].logprobs
+    entries = list(zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True))
+    assert all(top[token] == logprob for token, logprob, top in entries)
+    assert {len(top) for _, _, top in entries} == {1, 2}
+
+
+def test_offsets_count_characters_that_lie_across_tokens(scripted):
+    text = "世界 and 😀 ok"
+    law = script([*text.encode(), 268], 269)
+    body = {"prompt": [1], "max_tokens": 50, "temperature": 0, "logprobs": 0}
+    choice = scripted(law).post("/v1/completions", **body).json()["choices"][0]
+    assert choice["text"] == text
+    begins = [place for place, letter in enumerate(text) for _ in letter.encode()]
+    assert choice["logprobs"]["text_offset"] == [*begins, len(text)]

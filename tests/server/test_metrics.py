@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -105,6 +106,20 @@ def test_gauges_are_at_rest_when_nobody_is_served(server):
     values = figures(server)
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert values[f"outrider:{gauge}"] == 0
+
+
+def test_what_the_prefix_cache_had_is_counted(server):
+    body = {
+        "prompt": "A text that is long enough to fill some blocks of the cache, told but once. " * 3,
+        "max_tokens": 1,
+    }
+    cached, counted = [], [figures(server)["outrider:prefix_cache_hits_total"]]
+    for _ in range(2):
+        usage = server.post("/v1/completions", **body).json()["usage"]
+        cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+        counted.append(figures(server)["outrider:prefix_cache_hits_total"])
+    assert [after - before for before, after in pairwise(counted)] == cached
+    assert cached[1] > 100
 
 
 def test_prometheus_can_read_it(server):

@@ -9,7 +9,7 @@ import pytest
 
 from outrider import LLM
 from outrider.policy.costs import FREE
-from tests.scripted import one_hot
+from tests.scripted import accepted, noisy, one_hot, script
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -138,6 +138,30 @@ def test_a_plain_run_stands_beside_the_drafted_one(open_page):
     page.wait_for_selector("article.note >> text=decoded plainly")
     assert page.inner_text("article.note").splitlines()[-1].startswith("The same text, decoded plainly")
     assert page.inner_text("#slow-figures").endswith("1.00 per step")
+
+
+def test_a_plain_run_that_fails_is_compared_with_nothing(open_page):
+    page = open_page()
+    ask(page)
+    full = {"error": {"message": "the queue is full"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=full))
+    page.click("#compare")
+    page.wait_for_selector("article.note >> text=the queue is full")
+    page.wait_for_selector("#compare:not([disabled])")
+    assert "text" not in page.inner_text("article.note")
+
+
+def test_a_step_that_ends_the_text_within_its_draft_is_counted(open_page, scripted):
+    body = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "return_sources": True}
+    prompt = scripted(noisy(269)).post(**body, max_tokens=1).json()["usage"]["prompt_tokens"]
+    law = script([*b"abcdefghijklmnopqr", 268], 269, prompt_length=prompt)
+    server = scripted(law, accepted(law, lambda request: 4, 4))
+    sources = server.post(**body).json()["choices"][0]["sources"]
+    assert sources[-1] == "accepted"
+    steps = sum(source != "accepted" for source in sources) + 1
+    page = open_page(server.url)
+    ask(page)
+    assert page.inner_text("#fast-figures").endswith(f"{len(sources) / steps:.2f} per step")
 
 
 def test_esc_stops_an_answer_and_the_chat_goes_on(open_page, server):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
+import openai.types.chat as openai_chat
+import openai.types.chat.completion_create_params as openai_chat_request
+import openai.types.completion_create_params as openai_text_request
+import pydantic
 import pytest
+
+from outrider.server.schemas import ChatMessage, ChatRequest, CompletionRequest, Prediction, StreamOptions, TextPart
+from outrider.server.settings import MAX_STOPS
+from outrider.tokenizer import Tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
@@ -25,12 +33,13 @@ NEUTRAL = {
     "web_search_options": [None], "reasoning_effort": [None, "none"], "verbosity": [None, "medium"],
     "response_format": [None, {"type": "text"}], "prediction": [None], "stop": [None, []], "logit_bias": [None, {}],
     "n": [None, 1], "temperature": [None], "top_p": [None, 1, 1.0], "seed": [None], "logprobs": [None, False],
-    "top_logprobs": [None], "stream": [None, False], "stream_options": [None], "presence_penalty": [None, 0],
+    "top_logprobs": [None, 0], "stream": [None, False], "stream_options": [None], "presence_penalty": [None, 0],
     "frequency_penalty": [None, 0], "max_completion_tokens": [None, 2], "user": [None, "me"], "metadata": [None, {}],
     "store": [None, False, True], "service_tier": [None, "auto"], "top_k": [None, 0, -1], "min_p": [None, 0],
     "repetition_penalty": [None, 1], "ignore_eos": [None, False], "min_tokens": [None, 0], "model": [None, "tiny"],
     "stop_token_ids": [None, []], "speculation": [None, "auto"], "return_sources": [None, False],
-    "safety_identifier": ["x"], "prompt_cache_key": ["x"], "prompt_cache_retention": ["24h"], "moderation": [None],
+    "safety_identifier": ["x"], "prompt_cache_key": ["x"], "prompt_cache_retention": ["24h"],
+    "prompt_cache_options": [None, {"ttl": "30m"}], "moderation": [None],
 }  # fmt: skip
 
 
@@ -68,6 +77,8 @@ REFUSED = [
     ({"colour": "red"}, "colour"),
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
+    ({"messages": CHAT["messages"] * 2049}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 257}]}, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
@@ -97,8 +108,10 @@ REFUSED = [
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
     ({"logit_bias": {"a": 1}}, "logit_bias.a"),
     ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": {"0104": 1}}, "logit_bias.0104"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
     ({"stop_token_ids": [999_999]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -122,6 +135,72 @@ def test_what_cannot_be_honoured_is_refused_by_name(server, fields, param):
     error = refused(send(server, "/v1/chat/completions", CHAT | fields))
     assert error["param"] == param
     assert param.partition("[")[0].partition(".")[0] in error["message"] or "JSON schema" in error["message"]
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [1] * MANY},
+        {"messages": [CHAT["messages"][0] | {"content": [1] * MANY}]},
+        {"messages": [CHAT["messages"][0] | {f"a{i}": 1 for i in range(MANY)}]},
+        {"stop_token_ids": ["a"] * MANY},
+        {"stop": [1] * MANY},
+        {"logit_bias": {f"a{i}": "b" for i in range(MANY)}},
+        {f"a{i}": 1 for i in range(MANY)},
+    ],
+    ids=range(7),
+)
+def test_a_body_that_is_wrong_all_over_has_few_errors(fields):
+    """Each costs a kilobyte or more, and all of them are made while nobody else is served."""
+    with pytest.raises(pydantic.ValidationError) as caught:
+        ChatRequest.model_validate(CHAT | fields)
+    assert caught.value.error_count() <= 2 * MAX_STOPS
+
+
+def test_a_long_list_is_left_where_it_is_too_long(server, monkeypatch):
+    """Messages are read, and put into the template, only if there are not too many."""
+    monkeypatch.setattr(Tokenizer, "render_chat", None)
+    error = refused(server.post(**CHAT | {"messages": CHAT["messages"] * MANY}))
+    assert (error["param"], error["code"]) == ("messages", "invalid_value")
+    assert len(error["message"]) < 300
+
+
+def annotations(*types):
+    return {name for type in types for name in type.__annotations__}
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        (ChatRequest, annotations(openai_chat_request.CompletionCreateParamsBase)),
+        (CompletionRequest, annotations(openai_text_request.CompletionCreateParamsBase)),
+        (TextPart, annotations(openai_chat.ChatCompletionContentPartTextParam)),
+        (StreamOptions, annotations(openai_chat.ChatCompletionStreamOptionsParam)),
+        (Prediction, annotations(openai_chat.ChatCompletionPredictionContentParam)),
+        (
+            ChatMessage,
+            annotations(
+                openai_chat.ChatCompletionDeveloperMessageParam,
+                openai_chat.ChatCompletionSystemMessageParam,
+                openai_chat.ChatCompletionUserMessageParam,
+                openai_chat.ChatCompletionAssistantMessageParam,
+            ),
+        ),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_every_field_that_openais_client_knows_is_accepted_or_refused_on_purpose(body, names):
+    """`Only` is such a refusal; a field that OpenAI adds is unknown here until somebody has thought about it."""
+    assert len(names) >= 2
+    assert names <= set(body.model_fields)
+
+
+def test_a_part_of_a_message_may_mark_what_is_to_be_cached(server):
+    part = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"ttl": "30m"}}
+    assert server.post(**CHAT | {"messages": [{"role": "user", "content": [part]}]}).status_code == 200
 
 
 def send(server, path, body):
@@ -159,6 +238,18 @@ def test_a_prompt_that_cannot_run_is_refused(server, prompt, reason):
     assert reason in refused(send(server, "/v1/completions", TEXT | {"prompt": prompt}))["message"]
 
 
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("/v1/completions", {"prompt": [1] * 4096}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 4090}]}),
+    ],
+)
+def test_a_prompt_that_is_just_too_long_has_openais_code(server, where, fields):
+    error = refused(server.post(where, **fields))
+    assert (error["param"], error["code"]) == (next(iter(fields)), "context_length_exceeded")
+
+
 def nested(depth):
     return {"type": "string"} if depth == 0 else {"type": "array", "items": nested(depth - 1)}
 
@@ -194,6 +285,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read(server, monkeypatch
     error = refused(server.post(where, **fields))
     assert f"the {name} has 30" in error["message"], "4 MB of at most 13 bytes a token"
     assert "4096" in error["message"]
+    field = "messages" if name == "prompt" and "chat" in where else name
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert max(map(len, read), default=0) < 1000
 
 

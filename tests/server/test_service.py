@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ import pytest
 import outrider.engine
 from outrider import LLM
 from outrider.policy.costs import FREE
+from outrider.tokenizer import Tokenizer
+from tests.server.test_metrics import figures
 
 LONG = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000, "temperature": 0}
 SHORT = LONG | {"max_tokens": 12}
@@ -100,12 +103,53 @@ def test_a_full_queue_says_when_to_come_again(small):
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_full"
         assert 1 <= int(response.headers["retry-after"]) <= 60
-        assert small.post(**SHORT, n=5).status_code == 429
         assert 'outrider:http_errors_total{status="429"}' in small.get("/metrics").text
         for generation in tuple(small.service._generations):
             if generation.requests[0].params.max_tokens == 3000:
                 small.service.close(generation)
         assert waiting.result().status_code == 200
+
+
+def test_the_gauges_tell_who_is_served_and_who_waits(small):
+    with begin(small), begin(small), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(small.post, **SHORT)
+        wait_for(lambda: small.llm.engine.scheduler.waiting)
+        values = figures(small)
+        assert values["outrider:num_requests_running"] == 2
+        assert values["outrider:num_requests_waiting"] == 1
+        assert 0 < values["outrider:kv_cache_usage_perc"] < 1
+        small.service._let_down("enough")
+        assert waiting.result().status_code == 500
+
+
+def test_what_could_never_fit_is_not_told_to_come_again(small):
+    """429 would make a client wait and ask for ever."""
+    response = small.post(**SHORT, n=5)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+    assert "retry-after" not in response.headers
+
+
+def test_a_request_that_fails_while_its_prompt_is_read_is_not_begun(small, monkeypatch):
+    """It has no place any more, so nobody would ever end its text."""
+    reading, go = threading.Event(), threading.Event()
+    render = Tokenizer.render_chat
+
+    def slow(*args):
+        reading.set()
+        go.wait(60)
+        return render(*args)
+
+    monkeypatch.setattr(Tokenizer, "render_chat", slow)
+    with ThreadPoolExecutor(1) as pool:
+        response = pool.submit(small.post, **LONG)
+        assert reading.wait(60)
+        small.service._failed(RuntimeError("broken"))
+        wait_for(lambda: not small.service.open_texts)
+        go.set()
+        assert "broken" in response.result().json()["error"]["message"]
+    assert not small.service._owners
+    assert small.llm.engine.idle
 
 
 def test_a_request_that_is_refused_gives_its_place_back(small):
@@ -180,9 +224,17 @@ class TestSlowReader:
         client.sendall(head.encode() + data)
         return client
 
+    def wait_until_it_is_felt(self, server):
+        wait_for(lambda: any(len(each._pending) > 20 for each in server.service._generations))
+
+    def read(self, client):
+        """All that comes until the connection ends."""
+        client.settimeout(60)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
     def test_the_engine_and_others_go_on(self, small):
         with self.connect(small) as client:
-            wait_for(lambda: any(each.sending_since for each in small.service._generations))
+            self.wait_until_it_is_felt(small)
             assert small.post(**SHORT).status_code == 200
             wait_for(lambda: small.llm.engine.idle)  # its text is finished, though nobody has read it
             received = b""
@@ -192,10 +244,33 @@ class TestSlowReader:
         assert received.count(b'"top_logprobs"') >= 300
 
     def test_it_loses_its_text_if_it_goes_on(self, small, settings):
-        settings(stall=0.3)
-        with self.connect(small):
-            wait_for(lambda: any(each.sending_since for each in small.service._generations))
+        settings(stall=1.0)
+        with self.connect(small) as client:
+            self.wait_until_it_is_felt(small)
             small.wait_until_idle()
+            received = self.read(client)
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in received, "what is left is not sent, and the connection ends"
+
+    def test_it_loses_its_place_when_its_time_is_over(self, small, settings):
+        settings(timeout=0.5)
+        with self.connect(small) as client:
+            self.wait_until_it_is_felt(small)
+            wait_for(lambda: small.llm.engine.idle)  # nothing is left to be written, only to be read
+            small.wait_until_idle()
+            client.settimeout(60)
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += client.recv(65536)
+        assert b"timeout_error" in received
+        assert received.count(b'"top_logprobs"') < 300
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the connection waits for its client")
+    def test_it_loses_its_connection_even_if_it_never_reads(self, serve, path):
+        server = serve(LLM(path, threads=1, costs=FREE), stall=1.0)
+        with self.connect(server):
+            self.wait_until_it_is_felt(server)
+            wait_for(lambda: not server.server.server_state.connections)
 
 
 def test_a_request_that_takes_too_long_is_ended(small, settings):
@@ -290,6 +365,13 @@ class TestShutdown:
             last = last_event(lines)
         assert last["error"]["message"] == "the server is shutting down"
         assert last["error"]["type"] == "server_error"
+
+    def test_however_often_it_is_told(self, own):
+        server = own(grace=60.0)
+        server.service.drain()
+        ends = server.service._ends
+        server.service.drain()
+        assert server.service._ends == ends
 
     def test_and_nobody_is_let_in(self, own):
         server = own(grace=60.0)

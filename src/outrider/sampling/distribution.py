@@ -85,8 +85,9 @@ def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray 
     top = greedy_token(logits, maxima)
     if params.temperature == 0:
         return Distribution(np.array([top], np.int32), np.ones(1, np.float32))
+    top_k = params.top_k if params.top_k < len(logits) else 0  # all; and native integers end somewhere
     ids, weights, total = _sampling.law(
-        logits, maxima, logits[top], params.temperature, params.top_k, params.top_p, params.min_p
+        logits, maxima, logits[top], params.temperature, top_k, params.top_p, params.min_p
     )
     return Distribution(_all_ids(len(logits)) if ids is None else ids, weights, total)
 

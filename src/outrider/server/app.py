@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 
+from outrider.errors import RequestError
 from outrider.llm import LLM, Prompt
 from outrider.request import Request as Text
 from outrider.sampling import SamplingParams
@@ -82,7 +83,10 @@ def create_app(llm: LLM, settings: Settings) -> FastAPI:
 
         def prepare() -> list[Text]:
             messages = [message.message() for message in body.messages]
-            return _texts(llm, [messages], body, _chat_params(body), _prediction(body), body.schema_of_text)
+            try:
+                return _texts(llm, [messages], body, _chat_params(body), _prediction(body), body.schema_of_text)
+            except RequestError as error:
+                raise errors.from_library(error, prompt="messages") from error
 
         return await respond(body, request, body.choices, prepare, ChatAnswer)
 
@@ -163,7 +167,7 @@ def _chat_params(body: ChatRequest) -> SamplingParams:
         raise APIError(
             400, "max_tokens and max_completion_tokens differ; give one of them", param="max_completion_tokens"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", param="top_logprobs")
     return body.params(limits.pop() if limits else None, body.top_logprobs or 0 if body.logprobs else None)
 

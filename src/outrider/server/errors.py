@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import ConstraintError, ModelError, OutriderError, RequestError
+from outrider.errors import ConstraintError, ContextError, ModelError, OutriderError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,12 @@ def encode(body: object) -> bytes:
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
 
 
-def from_library(error: Exception) -> APIError:
-    """What the library raised for one request: its fault (400), or not (500)."""
+def from_library(error: Exception, prompt: str = "prompt") -> APIError:
+    """What the library raised for one request: its fault (400), or not (500). prompt: the field that has the prompt."""
     if isinstance(error, RequestError):
-        return APIError(400, str(error), param="response_format" if error.field == "json_schema" else error.field)
+        param = {"json_schema": "response_format", "prompt": prompt}.get(error.field or "", error.field)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        return APIError(400, str(error), param=param, code=code)
     if isinstance(error, ConstraintError):  # a schema that is too much for the grammar, or at odds with a bias
         return APIError(400, str(error), param="response_format")
     if isinstance(error, ModelError):
@@ -131,6 +134,6 @@ def _path(location: Sequence[int | str], body: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it was sent, cut to a line."""
-    text = json.dumps(value, default=repr)
+    """A value as it was sent, cut to a line; no more of it is written than that."""
+    text = "".join(islice(json.JSONEncoder(default=repr).iterencode(value), 101))
     return text if len(text) <= 100 else f"{text[:100]}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -55,6 +56,14 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.grace) + 5,  # the service lets everybody down before
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Where the system can, it cuts off those who read nothing: a connection closes when all is sent, so never."""
+        if sys.platform == "linux":
+            for listener in sockets or ():  # the connections have it from there
+                patience = int(1000 * self.service.settings.stall)
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The word of a shutdown; uvicorn itself tells the application only when all connections are closed."""

@@ -1,7 +1,8 @@
 """The bodies of requests: every field of OpenAI's API, those that other servers add, and what is done with each.
 
 A field is honoured; or it cannot change the answer, and is accepted; or only its neutral values are. Anything else, and
-any unknown field, is refused by name. null always means the default.
+any unknown field, is refused by name. null always means the default. A body has few errors, however wrong it is: long
+lists are left at their first wrong item, objects at their first unknown field.
 """
 
 from __future__ import annotations
@@ -10,11 +11,29 @@ from collections.abc import Sequence
 from json import dumps
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from outrider.sampling import SamplingParams
-from outrider.server.settings import MAX_BIASES, MAX_STOP, MAX_STOPS, MAX_TEXTS, MAX_TOP_LOGPROBS
+from outrider.server.settings import (
+    MAX_BIASES,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TEXTS,
+    MAX_TOP_LOGPROBS,
+)
 from outrider.tokenizer import Message
 
 _T = TypeVar("_T")
@@ -42,13 +61,23 @@ class Only:
 Anything = Annotated[Any, WithJsonSchema({})]
 """A field that cannot change the answer."""
 
+
+def _few(value: object) -> object:
+    """pydantic counts the entries of an object when it has looked at all of them."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        counts = {"field_type": "Dictionary", "max_length": MAX_BIASES, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", counts)
+    return value
+
+
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Texts = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Biases = Annotated[
-    dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_BIASES),
+    BeforeValidator(_few),
 ]
 
 
@@ -57,15 +86,26 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, body: object) -> object:
+        """The known fields and the first unknown one, which is refused; pydantic would name them all."""
+        if not isinstance(body, dict):
+            return body
+        known = {field.alias or name for name, field in cls.__pydantic_fields__.items()}
+        unknown = [name for name in body if name not in known]
+        return {name: body[name] for name in known.union(unknown[:1]) & body.keys()} if unknown[1:] else body
+
 
 class TextPart(Body):
     """A part of a message or a prediction."""
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Anything = None
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
 def text_of(content: Content) -> str:
@@ -159,7 +199,7 @@ class Common(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
 
     # Outrider's own.
     speculation: Annotated[str, Field(max_length=64)] | Annotated[int, Field(ge=0)] | None = Field(
@@ -180,6 +220,7 @@ class Common(Body):
     service_tier: Anything = None
     safety_identifier: Anything = None
     prompt_cache_key: Anything = None
+    prompt_cache_options: Anything = None
     prompt_cache_retention: Anything = None
 
     @property
@@ -222,7 +263,7 @@ class Common(Body):
 class ChatRequest(Common):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -32,9 +32,10 @@ _LOOK = 0.25
 class Service:
     """Runs one LLM for many API calls; used as an asynchronous context.
 
-    with service.open(1) as generation:
-        await service.start(generation, [request])
-        async for emitted in generation.updates(): ...
+    generation = service.open(1)
+    service.start(generation, [request])
+    async for emitted in generation.updates(): ...
+    service.close(generation)
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
@@ -73,11 +74,15 @@ class Service:
         return sum(generation.texts for generation in self._generations)
 
     def open(self, texts: int) -> Generation:
-        """A place for so many texts. Raises APIError: 429 if the queue is full, 503 if there is no service."""
+        """A place for so many texts. Raises APIError: 429 if the queue is full, 400 if it could never have so much
+        room, 503 if there is no service."""
         if self.state != "ok":
             reason = "shutting down" if self.state == "stopping" else "not well: the engine does not answer"
             raise APIError(503, f"the server is {reason}", type="server_error", headers={"retry-after": "10"})
-        room = self.llm.engine.scheduler.max_batch + self.settings.queue - self.open_texts
+        most = self.llm.engine.scheduler.max_batch + self.settings.queue
+        if texts > most:
+            raise APIError(400, f"n: {texts} texts were asked for; this server takes at most {most} at once", param="n")
+        room = most - self.open_texts
         if texts > room:
             wait = str(min(max(math.ceil(self._duration), 1), 60))
             raise APIError(
@@ -99,7 +104,9 @@ class Service:
         return await self._loop.run_in_executor(self._pool, work)
 
     def start(self, generation: Generation, requests: Sequence[Request]) -> None:
-        """Have the requests of a generation written."""
+        """Have the requests of a generation written. Raises APIError if it has failed while its prompts were read."""
+        if generation.failure:
+            raise generation.failure
         generation.requests = requests
         for request in requests:
             self._owners[request.id] = generation
@@ -119,7 +126,8 @@ class Service:
 
     def drain(self) -> None:
         """A shutdown begins: nobody is let in any more, and who is in has the time of grace."""
-        self._ends = time.perf_counter() + self.settings.grace
+        if self._ends is None:  # whoever asks again asks for no more time
+            self._ends = time.perf_counter() + self.settings.grace
 
     def _emitted(self, emitted: list[Emitted]) -> None:
         self._hand_over(self._deliver, emitted)
@@ -160,10 +168,7 @@ class Service:
             if self._ends is not None and now > self._ends:
                 self._let_down("the server is shutting down", 503)
             for generation in tuple(self._generations):
-                if generation.unfinished and now > generation.deadline:
+                if now > generation.deadline:
                     reason = f"the request took longer than {self.settings.timeout:g} seconds"
                     generation.fail(APIError(504, reason, type="timeout_error"))
-                    self.close(generation)
-                elif generation.sending_since is not None and now - generation.sending_since > stall:
-                    generation.fail(APIError(408, f"the client has read nothing for {stall:g} seconds"))
                     self.close(generation)

@@ -13,8 +13,11 @@ MAX_TEXTS = 16
 MAX_STOPS, MAX_STOP = 16, 256
 """Stop strings of one request, and characters of each."""
 
-MAX_BIASES = 1024
-"""Entries of `logit_bias`."""
+MAX_BIASES = MAX_STOP_IDS = 1024
+"""Entries of `logit_bias`, and of `stop_token_ids`."""
+
+MAX_MESSAGES, MAX_PARTS = 2048, 256
+"""Messages of one request, and parts of each."""
 
 MAX_TOP_LOGPROBS = 20
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from outrider.server.answer import DONE, Answer, event
 from outrider.server.errors import APIError
 from outrider.server.generation import Generation
 from outrider.server.service import Service
-
-_AT_ONCE = 64
-"""Steps that are written into one piece, where a client has been slow."""
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # no proxy is to hold events back
 
@@ -52,30 +48,35 @@ class EventStream(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with attended(self._service, self._generation, receive):
-            started = False
-            try:
-                async for additions in self._generation.updates():
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    for begin in range(0, len(additions), _AT_ONCE):
-                        await self._write(send, self._answer.events(additions[begin : begin + _AT_ONCE]))
-                ending = self._answer.ending()
-            except APIError as error:
-                if not started:
-                    await error.response()(scope, receive, send)
-                    return
-                ending = event(error.body) + DONE
-            await send({"type": "http.response.body", "body": ending, "more_body": False})
+        patience = self._service.settings.stall
 
-    async def _write(self, send: Send, body: bytes) -> None:
-        self._generation.sending_since = time.perf_counter()
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._generation.sending_since = None
+        async def patient(message: Message) -> None:
+            """One that reads nothing for so long is given up; the connection is closed, as the answer has no end."""
+            async with asyncio.timeout(patience):
+                await send(message)
+
+        with attended(self._service, self._generation, receive), suppress(TimeoutError):
+            await self._send(scope, receive, patient)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        try:
+            async for additions in self._generation.updates():
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                body = self._answer.events(additions)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            ending = self._answer.ending()
+        except APIError as error:
+            if not started:
+                await error.response()(scope, receive, send)
+                return
+            ending = event(error.body) + DONE
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
 async def whole_answer(service: Service, generation: Generation, answer: Answer, receive: Receive) -> Response:
     """The answer in one piece. Raises APIError."""
     with attended(service, generation, receive):
-        return Response(answer.whole(await generation.whole()), media_type="application/json")
+        return Response(await answer.whole(await generation.whole()), media_type="application/json")
