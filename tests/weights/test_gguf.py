@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,19 +138,20 @@ def test_agrees_with_the_gguf_package_on_the_default_model() -> None:
     assert differences(GGUF.open(path), gguf.GGUFReader(path)) == []
 
 
+LINUX = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="memory is looked at as Linux shows it")
+
+
+@LINUX
 @needs_default_model
-def test_the_default_models_header_is_read_in_under_150_ms() -> None:
+def test_opening_the_default_model_reads_its_header_alone(tmp_path: Path) -> None:
     path = default_model()
     assert path is not None
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        GGUF.open(path)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.15
+    own = Path(shutil.copy(path, tmp_path))  # which nobody else has mapped
+    file = GGUF.open(own)
+    assert file.tensors and 0 < resident(own) < own.stat().st_size / 8
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="memory is looked at as Linux shows it")
+@LINUX
 def test_a_released_file_takes_no_memory_and_can_be_read_again(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf", hidden=256)
     file = GGUF.open(path)
