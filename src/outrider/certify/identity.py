@@ -162,7 +162,8 @@ class Identity:
     ) -> IdentityCell:
         """Write the texts of a setting, with a planted fault, if given, and compare them with its plain ones."""
         times = 2 if setting.memory == "cold and warm" else 1
-        rounds = [self._requests(setting.sampling, plain) for _ in range(times)]
+        every = 2 if setting.drafter == "auto" else 1  # a policy sleeps only where nothing is expected
+        rounds = [self._requests(setting.sampling, plain, every) for _ in range(times)]
         requests = [request for texts in rounds for request in texts]
         knowledge = Knowledge(
             {request.id: text.output for request, text in zip(requests, plain * times, strict=True)},
@@ -198,14 +199,14 @@ class Identity:
             fault=broken,
         )
 
-    def _requests(self, sampling: str, plain: Sequence[Text] = ()) -> list[Request]:
-        """New requests for the texts; each expects its plain text with a gap, if that is known yet."""
+    def _requests(self, sampling: str, plain: Sequence[Text] = (), every: int = 1) -> list[Request]:
+        """New requests for the texts; each, or every so many-th, expects its plain text, once known, with a gap."""
         values = dict(SAMPLINGS[sampling])
         requests = []
         for number, prompt in enumerate(self.prompts):
             if "temperature" in values:
                 values |= {"seed": self.seed + number, "acceptance": "coupled"}
-            expected = plain[number].output if plain else ()
+            expected = plain[number].output if plain and number % every == 0 else ()
             prediction = (*expected[: MAX_TOKENS // 3], *expected[MAX_TOKENS // 3 + 2 :])
             requests.append(Request(prompt, SamplingParams(max_tokens=MAX_TOKENS, **values), prediction=prediction))
         return requests
