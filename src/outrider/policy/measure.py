@@ -28,7 +28,7 @@ _SCRATCH = 2**26  # bytes of keys and values, so many that no processor keeps th
 def measure(
     model: CausalLM, *, clock: Callable[[], float] = time.perf_counter, progress: Callable[[], None] = lambda: None
 ) -> Costs:
-    """Time passes of several row counts at several context lengths, in turn, and take medians.
+    """Time passes of several row counts at several context lengths, in turn.
 
     One row more or less each time, up and down: after passes of many rows a processor's clocks are others for a while
     (on an Emerald Rapids a pass of one row then takes half as long again, for some twenty passes), and decoding does
@@ -55,7 +55,12 @@ def measure(
         progress()
         if number + 1 >= _ROUNDS.start and clock() - start > _SECONDS:
             break
-    return Costs(counts, contexts, tuple(_ascending([statistics.median(s) for s in mine]) for mine in times))
+    return Costs(counts, contexts, tuple(_ascending([_undisturbed(s) for s in mine]) for mine in times))
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile: whoever else uses the machine only ever adds time."""
+    return statistics.quantiles(seconds, n=4)[0]
 
 
 def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
