@@ -32,7 +32,9 @@ CERTIFICATE = Certificate(
     seed=0,
     level=1e-8,
     identity=(
-        IdentityCell(IdentitySetting("ngram", 3, "chain", 8, 2, "chunked", "greedy"), 8, 256, 90, 90, 80, 99, 66, 0, 0, ""),
+        IdentityCell(
+            IdentitySetting("ngram", 3, "chain", 8, 2, "chunked", "greedy"), 8, 256, 90, 90, 80, 99, 66, 0, 0, ""
+        ),
     ),
     law=(LawCell(SETTING, FIT, 70),),
     draws=(DrawsCell(DrawsSetting("block", "drawn"), FIT, 90, 40),),

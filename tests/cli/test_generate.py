@@ -82,7 +82,7 @@ def test_a_right_prediction_is_accepted(objects, tmp_path):
     prompt = ("Hello", "-n", 60, "--json", "--raw")
     (plain,) = objects(*prompt)
     file.write_text(plain["text"])
-    (found,) = objects(*prompt, "--prediction", file)
+    (found,) = objects(*prompt, "--prediction", file, "--speculation", "prediction:4")
     assert found["text"] == plain["text"]
     assert "prediction" in found["drafter"].split("+")
 
@@ -280,3 +280,11 @@ def test_a_download_is_a_bar_on_a_terminal(outrider, monkeypatch):
     assert "10/10 bytes" in result.stderr
     assert "..." not in result.stderr
     assert json.loads(result.stdout)["completion_tokens"] == 3
+
+
+def test_a_trace_is_written_beside_the_answer(objects, tmp_path):
+    trace = tmp_path / "trace.json"
+    (plain,) = objects("Hello", "-n", 5, "--json")
+    (found,) = objects("Hello", "-n", 5, "--json", "--trace", trace)
+    assert found["token_ids"] == plain["token_ids"]
+    assert {"step", "forward"} <= {event["name"] for event in json.loads(trace.read_text())}

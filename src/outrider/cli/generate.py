@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import display
+from outrider.cli.files import check_writable
 from outrider.cli.options import ModelOptions, SamplingOptions, flag, grouped
 
 if TYPE_CHECKING:
@@ -78,6 +80,10 @@ def generate(
         bool,
         flag("Time it plain and speculative, in turn; exit code 1 if the texts differ.", "--compare", panel=OUTPUT),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        flag("Write where the time of each step goes there, for chrome://tracing.", panel=OUTPUT, metavar="FILE"),
+    ] = None,
     model: ModelOptions,
     sampling: SamplingOptions,
 ) -> None:
@@ -103,6 +109,7 @@ def generate(
             "--compare cannot go with --acceptance rejection or block, which keep the distribution, not the text",
             compare and sampling.acceptance in ("rejection", "block"),
         ),
+        ("--trace cannot go with --compare", trace is not None and compare),
         ("--show-drafts cannot go with --json", show_drafts and json),
         ("--show-drafts cannot go with --prompts", show_drafts and prompts is not None),
         ("--show-drafts cannot go with --compare", show_drafts and compare),
@@ -114,6 +121,8 @@ def generate(
     )
     from outrider.cli.prompts import read_prompts, read_stdin, read_text, to_prompt
 
+    if trace is not None:
+        check_writable(trace)
     params = sampling.params(logprobs)
     if prompts is not None:
         from outrider.cli.batch import answer_all
@@ -121,7 +130,9 @@ def generate(
         if output is not None and str(prompts) != "-" and output.exists() and output.samefile(prompts):
             raise typer.BadParameter("that is the file of the prompts", param_hint="--output")
         entries = read_prompts(prompts, raw=raw, system=system)
-        raise typer.Exit(answer_all(model.load(), entries, params, output))
+        llm = model.load()
+        with _tracing(llm, trace):
+            raise typer.Exit(answer_all(llm, entries, params, output))
     if prompt is None and sys.stdin.isatty():
         raise typer.BadParameter("give it as an argument, pipe it in, or use --prompts", param_hint="PROMPT")
     content = read_stdin() if prompt in (None, "-") else prompt
@@ -132,7 +143,18 @@ def generate(
         from outrider.cli.compare import compare_speeds
 
         raise typer.Exit(compare_speeds(llm, ready, params, expected, json=json))
-    raise typer.Exit(_answer(llm, llm.request(ready, params, prediction=expected), json=json, show_drafts=show_drafts))
+    with _tracing(llm, trace):
+        request = llm.request(ready, params, prediction=expected)
+        raise typer.Exit(_answer(llm, request, json=json, show_drafts=show_drafts))
+
+
+def _tracing(llm: LLM, path: Path | None) -> AbstractContextManager[None]:
+    """A trace of what the model does meanwhile, if one is wanted."""
+    if path is None:
+        return nullcontext()
+    from outrider.trace import traced
+
+    return traced(llm.engine, path)
 
 
 def _answer(llm: LLM, request: Request, *, json: bool, show_drafts: bool) -> int:
