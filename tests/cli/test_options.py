@@ -45,7 +45,7 @@ GENERATE = SHARED | {
     "--logprobs": (["2", "--json"], params("logprobs", 2)),
     "--prediction": (["FILE"], lambda llm, request: llm.tokenizer.decode(request.prediction) == "expected"),
 }
-OUTPUT = {"--prompts", "--output", "--json", "--show-drafts", "--compare"}  # tested by what they print
+OUTPUT = {"--prompts", "--output", "--json", "--show-drafts", "--compare", "--trace"}  # tested by what they print
 COSTS = {"--recalibrate"}  # tested by what is measured
 SAMPLING = [flag for flag, (_, check) in SHARED.items() if check.__qualname__.startswith("params.")]
 
