@@ -79,8 +79,8 @@ def test_the_schema_is_stable(certificate):
     assert set(data["law"][0]["setting"]) == {"rule", "drafter", "sampling", "policy"}
     assert set(data["draws"][0]) == {"setting", "fit", "drafted", "accepted", "fault", "holds"}
     assert set(data["identity"][0]) == {
-        "setting", "texts", "tokens", "steps", "drafted", "accepted", "preemptions", "cached", "difference", "fault",
-        "holds",
+        "setting", "texts", "tokens", "steps", "asked", "answered", "drafted", "accepted", "preemptions", "cached",
+        "difference", "fault", "holds",
     }  # fmt: skip
     assert set(data["identity"][0]["setting"]) == {"drafter", "k", "shape", "batch", "threads", "memory", "sampling"}
     assert set(data["controls"][0]) == {"fault", "planted", "test", "setting", "caught", "evidence"}
