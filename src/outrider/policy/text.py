@@ -12,7 +12,7 @@ from outrider.types import ROOT, Proposal
 
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
 _WINDOW = 16  # steps
-_MARGIN = 3  # times what looking up takes: not every token that would have been right is drafted
+_MARGIN = 2  # times what looking up takes: not every token that would have been right is drafted
 
 
 class Text:
@@ -50,7 +50,7 @@ class Text:
         self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
         # and how many plain steps their drafts have saved.
-        self._hits, self._gain = 0.25, 1.5 * lookup
+        self._hits, self._gain = 0.5, 1.5 * lookup
         self._row = 0.0  # what one drafted token adds to a step, in the request's share of a plain one
         self._asked = False
 
