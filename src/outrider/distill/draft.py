@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from outrider.distill.batches import Batch
 from outrider.distill.head import picked
-from outrider.distill.student import MLP, RMSNorm, Student, angles, rotate
+from outrider.distill.student import MLP, Linear, RMSNorm, Student, angles, rotate
 from outrider.distill.target import Shape, Target
 
 LAYERS = 3
@@ -36,10 +36,10 @@ class Layer(nn.Module):
         super().__init__()
         self.shape = shape
         self.attn_norm = RMSNorm(shape.hidden, shape.epsilon)
-        self.attn_q = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.attn_k = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.attn_v = nn.Linear(shape.hidden, shape.hidden, bias=False)
-        self.attn_output = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.attn_q = Linear(shape.hidden, shape.hidden)
+        self.attn_k = Linear(shape.hidden, shape.hidden)
+        self.attn_v = Linear(shape.hidden, shape.hidden)
+        self.attn_output = Linear(shape.hidden, shape.hidden)
         self.ffn_norm = RMSNorm(shape.hidden, shape.epsilon)
         self.mlp = MLP(shape.hidden, shape.ffn)
 

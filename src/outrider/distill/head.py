@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.distill.batches import Batch
-from outrider.distill.student import MLP, RMSNorm, Student, angles, halves, rotate
+from outrider.distill.student import MLP, Linear, RMSNorm, Student, angles, halves, rotate
 from outrider.distill.target import Shape, Target
 from outrider.errors import ModelFileError
 from outrider.heads import EMBEDDING, HeadConfig
@@ -28,10 +28,10 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(2 * shape.hidden, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        self.q_proj = Linear(2 * shape.hidden, shape.heads * shape.head_dim)
+        self.k_proj = Linear(2 * shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v_proj = Linear(2 * shape.hidden, shape.kv_heads * shape.head_dim)
+        self.o_proj = Linear(shape.heads * shape.head_dim, shape.hidden)
 
 
 class MidLayer(nn.Module):
@@ -56,10 +56,10 @@ class Head(Student):
         """embedding: of the target, [vocabulary, hidden]."""
         super().__init__(target_ids, shape.vocabulary)
         self.shape = shape
-        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
+        self.fc = Linear(3 * shape.hidden, shape.hidden)
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(shape.hidden, shape.epsilon)
-        self.lm_head = nn.Linear(shape.hidden, len(target_ids), bias=False)
+        self.lm_head = Linear(shape.hidden, len(target_ids))
         self.register_buffer("embedding", embedding.bfloat16(), persistent=False)
 
     @classmethod

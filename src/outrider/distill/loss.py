@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.distill.student import padded
+
 GREEDY = 0.5
 """Share of the loss that is about the target's most probable token alone, which decides at temperature 0."""
 
@@ -46,13 +48,16 @@ class CrossEntropy(torch.autograd.Function):
         size = max(1, _PIECE // output.shape[0])
         for begin in range(0, rows, size):
             piece = slice(begin, begin + size)
-            x, at, aimed = hidden[piece].bfloat16(), tokens[piece].clamp(min=0), aim[piece]
-            logits = (x @ low.T).float()
+            at, aimed = tokens[piece].clamp(min=0), aim[piece]
+            count = len(at)
+            x = padded(hidden[piece].bfloat16())
+            logits = (x @ low.T)[:count].float()
             hits[piece] = logits.argmax(-1) == tokens[piece, 0]
             logs = logits.log_softmax(-1)
             total -= (aimed * logs.gather(1, at)).sum()
-            gradient = logs.exp_().mul_(aimed.sum(-1, keepdim=True)).scatter_add_(1, at, -aimed).bfloat16()
-            to_hidden[piece] = gradient @ low
+            gradient = logs.exp_().mul_(aimed.sum(-1, keepdim=True)).scatter_add_(1, at, -aimed)
+            gradient = padded(gradient.bfloat16())
+            to_hidden[piece] = (gradient @ low)[:count]
             to_output += (gradient.T @ x).float()
         ctx.save_for_backward(to_hidden, to_output)
         ctx.mark_non_differentiable(hits)

@@ -11,6 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 from outrider.distill.batches import Batch
 
 
+_PADDING = 256  # rows
+
+
 class Chains(Protocol):
     """A student at several places of several dialogues at once, a step at a time.
 
@@ -56,6 +59,24 @@ class Student(nn.Module):
         raise NotImplementedError
 
 
+class Linear(nn.Linear):
+    """A matrix without a bias. Its rows are padded to one of few numbers: on a processor a library compiles a kernel for
+    each shape that it has not seen, which takes longer (10 ms) than the products, and batches differ in shape."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., out]"""
+        result: Tensor = super().forward(padded(x.reshape(-1, x.shape[-1])))
+        return result[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)
+
+
+def padded(rows: Tensor) -> Tensor:
+    """[rows, width] with rows of zeros behind it, so that few numbers of rows occur."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % _PADDING))
+
+
 class RMSNorm(nn.Module):
     """Root mean square normalisation in float32 (Zhang and Sennrich 2019, equation 4)."""
 
@@ -74,9 +95,9 @@ class MLP(nn.Module):
 
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden, ffn, bias=False)
-        self.up_proj = nn.Linear(hidden, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, hidden, bias=False)
+        self.gate_proj = Linear(hidden, ffn)
+        self.up_proj = Linear(hidden, ffn)
+        self.down_proj = Linear(ffn, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] -> [..., hidden]"""
