@@ -15,7 +15,7 @@ def template(tokenizer):
 
 def run(template, seed, ends=lambda turn: True):
     """The dialogues of an interview in which the target always writes "xyz", and the turns it was given."""
-    interview = compose(Random(seed), template)
+    interview = compose(Random(seed), template, [])
     turns, written = [], None
     while True:
         try:

@@ -30,7 +30,16 @@ from tests.heads.tiny_head import tiny_head
 @pytest.fixture
 def settings(model, corpus_path, tmp_path):
     return Settings(
-        model, tmp_path / "out", corpus_path, budget=4.0, kind="eagle", seed=0, start=None, resume=False, aside=()
+        model,
+        tmp_path / "out",
+        corpus_path,
+        budget=4.0,
+        kind="eagle",
+        seed=0,
+        start=None,
+        resume=False,
+        aside=(),
+        prompts=(),
     )
 
 

@@ -29,6 +29,8 @@ outrider distill smollm2 -o my-draft --budget 4h
 
 outrider distill smollm2 -o my-draft --budget 6h --resume
 
+outrider distill path/to/model.gguf -o my-draft --prompts asked.txt --budget 4h
+
 outrider distill path/to/model.gguf -o table --kind followers --budget 15m
 
 outrider distill path/to/model.gguf -o small --kind model --corpus chats.jsonl
@@ -65,6 +67,10 @@ def distill(
     start: Annotated[
         Path | None, flag("An EAGLE-3 head to train on from: a folder, or a .safetensors file.", metavar="DRAFT")
     ] = None,
+    prompts: Annotated[
+        Path | None, flag("Prompts of your users, one a line, or JSON lines as for generate: the target answers them "
+                          "in the interview, beside what it asks itself.", metavar="FILE")
+    ] = None,
     exclude: Annotated[
         Path | None, flag("Prompts, one a line, or JSON lines as for generate: no 13 words in a row of them come into "
                           "the corpus, so that they can be measured on.", metavar="FILE")
@@ -82,6 +88,7 @@ def distill(
 
     seconds = _seconds(budget)
     aside = _texts(exclude) if exclude else ()
+    asked = _texts(prompts, "user") if prompts else ()
     with display.Download() as download:
         path = hub.resolve(target, progress=download)
     settings = Settings(
@@ -94,6 +101,7 @@ def distill(
         start=start,
         resume=resume,
         aside=aside,
+        prompts=asked,
     )
     distillation = begin(settings)
     finished = _run(distillation)
@@ -162,9 +170,10 @@ def _seconds(budget: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _texts(path: Path) -> tuple[str, ...]:
-    """What the prompts of a file say."""
+def _texts(path: Path, role: str | None = None) -> tuple[str, ...]:
+    """What the prompts of a file say: everybody, or one role."""
     from outrider.cli.prompts import read_prompts
 
     entries = read_prompts(path, raw=False, system=None)
-    return tuple(message["content"] for entry in entries for message in entry.prompt if isinstance(message, dict))
+    said = (message for entry in entries for message in entry.prompt if isinstance(message, dict))
+    return tuple(message["content"] for message in said if role in (None, message["role"]))

@@ -27,6 +27,8 @@ def begin(settings: Settings) -> Distilling:
         raise RequestError(f"kind={settings.kind!r} is not possible; allowed: {', '.join(KINDS)}")
     if settings.start is not None and settings.kind != "eagle":
         raise RequestError(f"start={settings.start} is not possible with kind={settings.kind!r}; only with 'eagle'")
+    if settings.prompts and settings.corpus is not None:
+        raise RequestError(f"prompts are for the interview, which corpus={settings.corpus} replaces; give one of them")
     if settings.kind == "followers":
         from outrider.distill.tabulate import Tabulation
 

@@ -17,7 +17,7 @@ from random import Random
 from typing import IO, Any
 
 from outrider.distill.filters import Filter
-from outrider.distill.interview import Dialogue, Interview, Template, Turn, Written, compose
+from outrider.distill.interview import LONGEST_ANSWER, Dialogue, Interview, Template, Turn, Written, compose
 from outrider.errors import ModelFileError, RequestError
 from outrider.llm import LLM
 from outrider.request import Request
@@ -73,11 +73,14 @@ def split(count: int) -> tuple[list[int], list[int]]:
     return trained, held
 
 
-def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> Generator[int, None, None]:
+def interview(
+    llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = (), prompts: Sequence[str] = ()
+) -> Generator[int, None, None]:
     """Add dialogues to the corpus at `path`, endlessly.
 
-    seed   of what is asked and drawn: the same gives the same corpus, if it is not interrupted.
-    aside  texts of which no 13 words in a row may be in the corpus.
+    seed     of what is asked and drawn: the same gives the same corpus, if it is not interrupted.
+    aside    texts of which no 13 words in a row may be in the corpus.
+    prompts  of users: answered once each, in between what the target asks itself.
 
     Yields the number of answer tokens after each interview, grown or not: not all give something to keep. Closing the
     iterator keeps what is finished.
@@ -88,7 +91,9 @@ def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> 
     known.remember(question for dialogue in kept for question in dialogue.questions)
     done = answer_tokens(kept)
     rng, template = Random(f"{seed}/{done}"), Template(llm.tokenizer)
-    with path.open("a", encoding="utf-8") as file, closing(_run(llm, rng, template)) as interviews:
+    unasked = [prompt for prompt in dict.fromkeys(prompts) if not known.knows(prompt)]
+    rng.shuffle(unasked)
+    with path.open("a", encoding="utf-8") as file, closing(_run(llm, rng, template, unasked)) as interviews:
         for dialogues in interviews:
             for dialogue in dialogues:
                 answers = [dialogue.tokens[start:end] for start, end in dialogue.answers]
@@ -98,7 +103,14 @@ def interview(llm: LLM, path: Path, *, seed: int, aside: Sequence[str] = ()) -> 
             yield done
 
 
-def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue], None, None]:
+def fitting(llm: LLM, prompts: Sequence[str]) -> tuple[str, ...]:
+    """Those of the prompts that leave room for the longest answer in the context."""
+    template = Template(llm.tokenizer)
+    room = llm.context_length - len(template.before) - len(template.after) - LONGEST_ANSWER
+    return tuple(prompt for prompt in prompts if len(template.encode(prompt)) <= room)
+
+
+def _run(llm: LLM, rng: Random, template: Template, unasked: list[str]) -> Generator[list[Dialogue], None, None]:
     """Endless interviews, many at a time: the dialogues of each as it ends."""
     engine = llm.engine
     under_way: dict[int, tuple[Request, Interview]] = {}
@@ -120,7 +132,7 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
     try:
         while True:
             while len(under_way) + len(finished) < TOGETHER + _AHEAD:
-                go_on(compose(rng, template), None)
+                go_on(compose(rng, template, unasked), None)
             for emitted in engine.step():
                 if emitted.finish_reason is None:
                     continue
@@ -132,9 +144,7 @@ def _run(llm: LLM, rng: Random, template: Template) -> Generator[list[Dialogue],
             yield from finished
             finished.clear()
     finally:
-        for request, _ in under_way.values():
-            engine.cancel(request)
-        engine.drop_cancelled()
+        engine.drop_all()
 
 
 def _request(llm: LLM, turn: Turn, seed: int) -> Request:

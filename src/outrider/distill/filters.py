@@ -25,9 +25,13 @@ class Filter:
         """Questions of dialogues that are kept."""
         self._seen.update(map(_normalised, questions))
 
+    def knows(self, question: str) -> bool:
+        """Whether this question was asked before, but for spaces and capital letters."""
+        return _normalised(question) in self._seen
+
     def keeps(self, text: str, questions: Sequence[str], answers: Sequence[Sequence[int]]) -> bool:
         """Whether a dialogue of this text, these questions and answers (token ids) is new, sound and no copy."""
-        if any(_normalised(question) in self._seen for question in questions):
+        if any(map(self.knows, questions)):
             return False
         if any(map(degenerate, answers)) or (self._aside and not self._aside.isdisjoint(_word_grams(text))):
             return False

@@ -7,7 +7,7 @@ turn = dialogue.send(written)       # ... until StopIteration, whose value is th
 From the chat template up to the user's turn and a few first words, an instruction-tuned model writes a plausible
 question; then it answers. The first words vary, so that tasks do: conversation, code, role play, short questions, sums,
 translation, news, and passages that the model wrote itself, one or several, which it is then asked to summarise or
-asked about.
+asked about. Prompts of users are answered in between, where there are any.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from random import Random
 
 from outrider.distill import openings
 from outrider.tokenizer import Tokenizer
+
+LONGEST_ANSWER = 192
+"""Tokens of an answer to what a user asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +138,25 @@ class _Speaker:
         return False
 
 
-def compose(rng: Random, template: Template) -> Interview:
-    """One interview of a random kind. Its dialogues may be none, if the target never came to an end."""
+def compose(rng: Random, template: Template, prompts: list[str]) -> Interview:
+    """One interview: every second time the last of the prompts, which it loses, else of a random kind.
+
+    Its dialogues may be none, if the target never came to an end.
+    """
+    if prompts and rng.random() < _PROMPTS:
+        return _prompt(prompts.pop(), rng, template)
     kind = rng.choices(list(_KINDS), [weight for weight, _ in _KINDS.values()])[0]
     return _KINDS[kind][1](kind, rng, template)
+
+
+def _prompt(text: str, rng: Random, template: Template) -> Interview:
+    """What a user has asked, and perhaps the target asks on."""
+    speaker = _Speaker("prompt", rng, template)
+    speaker.quote(text)
+    speaker.dialogue.questions.append(text)
+    if (yield from speaker.answer()) and rng.random() < _FOLLOW_UPS:
+        yield from speaker.follow_up()
+    return [speaker.dialogue]
 
 
 def _conversation(openings: Sequence[str], longest: int, follow_ups: float) -> Callable[..., Interview]:
@@ -207,8 +225,10 @@ def _answer_temperature(rng: Random) -> float:
 
 
 _QUESTION_TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
-_ANSWER_LENGTHS = (96, 128, 160, 192)
+_ANSWER_LENGTHS = (96, 128, 160, LONGEST_ANSWER)
 _PASSAGE_LENGTHS = (192, 256, 320, 384)
+_PROMPTS = 0.5  # of interviews, while there are any
+_FOLLOW_UPS = 0.1  # after prompts
 _SUMMARIES = 0.45  # of what is read, the others are asked about
 
 

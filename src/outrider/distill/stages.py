@@ -24,11 +24,12 @@ CONTEXT = 1024
 class Settings:
     """What is asked for.
 
-    corpus  a JSON Lines file of dialogues; None: the target interviews itself.
-    budget  seconds, of all stages and sittings together.
-    start   an EAGLE-3 head's files, to train on from; None: from the target's own weights.
-    resume  go on with what the folder holds.
-    aside   texts of which no 13 words in a row may be in the corpus.
+    corpus   a JSON Lines file of dialogues; None: the target interviews itself.
+    budget   seconds, of all stages and sittings together.
+    start    an EAGLE-3 head's files, to train on from; None: from the target's own weights.
+    resume   go on with what the folder holds.
+    aside    texts of which no 13 words in a row may be in the corpus.
+    prompts  of users, which the target answers in the interview, too.
     """
 
     target: Path
@@ -40,6 +41,7 @@ class Settings:
     start: Path | None
     resume: bool
     aside: tuple[str, ...]
+    prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,13 @@ def interview(settings: Settings, target: Target, clock: Clock, path: Path, shar
     if clock.spent(INTERVIEW) >= total:
         return
     llm = LLM(target.path, max_batch=corpus.TOGETHER, context_length=context, kv_tokens=corpus.TOGETHER * context)
-    with closing(corpus.interview(llm, path, seed=settings.seed, aside=settings.aside)) as growing:
+    prompts = corpus.fitting(llm, settings.prompts)
+    left_out = len(settings.prompts) - len(prompts)
+    note = f", {left_out} prompts left out that do not fit into {context} tokens with an answer" if left_out else ""
+    asking = corpus.interview(llm, path, seed=settings.seed, aside=settings.aside, prompts=prompts)
+    with closing(asking) as growing:
         for tokens in growing:
             spent = clock.spent(INTERVIEW)
-            yield Progress(INTERVIEW, min(spent, total), total, f"{tokens:,} tokens answered")
+            yield Progress(INTERVIEW, min(spent, total), total, f"{tokens:,} tokens answered{note}")
             if spent >= total:
                 return

@@ -10,7 +10,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from outrider.distill.batches import Batch
 
-
 _PADDING = 256  # rows
 
 
@@ -60,8 +59,9 @@ class Student(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A matrix without a bias. Its rows are padded to one of few numbers: on a processor a library compiles a kernel for
-    each shape that it has not seen, which takes longer (10 ms) than the products, and batches differ in shape."""
+    """A matrix without a bias. Rows are padded to one of few numbers: on a processor, PyTorch compiles a kernel for
+    each shape that it has not seen, which takes longer (10 ms) than the products, and batches differ in shape.
+    """
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__(width, out, bias=False)
