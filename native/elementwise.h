@@ -88,7 +88,7 @@ inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row
             const float* in = x.row(row) + g * kGroup;
             const Vec low = load(in), high = load(in + kLanes);
             const float magnitude = largest_magnitude(max_magnitude(low, high));
-            const float scale = magnitude / 127.0f;
+            const float scale = bits_to_float(float_to_bits(magnitude / 127.0f) & ~3u);
             const Vec inverse = splat(magnitude > kSmallest ? 127.0f / magnitude : 0.0f);
             const Vec first = round_even(low * inverse), second = round_even(high * inverse);
             const float total = sum(first + second);  // whole numbers: exact
@@ -100,6 +100,7 @@ inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row
             for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * block_rows, codes + step * 4, 4);
             const size_t at = block * groups + size_t(g) * block_rows + lane;
             out.scales[at] = scale;
+            out.zeros[at] = -kCounted * scale;
             out.sums[at] = total == total ? int32_t(total) : 0;
             out.scaled_sums[at] = scale * total;
         }

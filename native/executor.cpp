@@ -54,6 +54,7 @@ void Executor::prepare(const Pass& pass) {
         const size_t blocks = (rows + kRowBlock - 1) / kRowBlock, groups = size_t(q->width / kGroup);
         q->codes.reserve(blocks * kRowBlock * size_t(q->width));
         q->scales.reserve(blocks * kRowBlock * groups);
+        q->zeros.reserve(blocks * kRowBlock * groups);
         q->sums.reserve(blocks * kRowBlock * groups);
         q->scaled_sums.reserve(blocks * kRowBlock * groups);
     }

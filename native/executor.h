@@ -110,11 +110,11 @@ private:
         int width;
         bool wanted;
         Array<int8_t> codes;
-        Array<float> scales, scaled_sums;
+        Array<float> scales, zeros, scaled_sums;
         Array<int32_t> sums;
 
         Quantised view(int rows) const {
-            return {codes.data(), scales.data(), sums.data(), scaled_sums.data(), rows};
+            return {codes.data(), scales.data(), zeros.data(), sums.data(), scaled_sums.data(), rows};
         }
     };
     // Work on columns [begin, end) of some rows, which reads nothing that is made elsewhere in the same operation.

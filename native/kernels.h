@@ -63,13 +63,19 @@ struct Weight {
     OUTRIDER_INLINE const uint8_t* tile(int index) const { return data + size_t(index) * tile_bytes(format, inputs); }
 };
 
-// Rows of activations as int8, quantised per row and group of 32 as x = scale * code with scale = max|x| / 127.
+// What a float's bits count from when integers are added to them: 1.5 2^23.
+constexpr int32_t kOneAndAHalf = 0x4b400000;
+constexpr float kCounted = 12582912.0f;
+
+// Rows of activations as int8, quantised per row and group of 32 as x = scale * code with scale = max|x| / 127, its two
+// last bits cleared, so that `zero`, -kCounted * scale, is exact.
 // Rows are interleaved in blocks of 8; the last block has the rows that are left, w of them.
 //   codes  [row / 8][group][step of 4 inputs][w][4]
-//   scales, sums (of codes), scaled_sums (scale * sum): [row / 8][group][w]
+//   scales, zeros, sums (of codes), scaled_sums (scale * sum): [row / 8][group][w]
 struct Quantised {
     int8_t* codes;
     float* scales;
+    float* zeros;
     int32_t* sums;
     float* scaled_sums;
     int rows;

@@ -126,7 +126,9 @@ def quantise(x: FloatArray) -> FloatArray:
     groups = x.reshape(len(x), -1, GROUP)
     magnitude = np.abs(groups).max(axis=2, keepdims=True)
     inverse = np.divide(np.float32(127), magnitude, out=np.zeros_like(magnitude), where=magnitude > SMALLEST)
-    rounded: FloatArray = np.rint(groups * inverse) * (magnitude / np.float32(127))
+    # Without the last two bits of its mantissa: see native/kernels.h.
+    scale = ((magnitude / np.float32(127)).view(np.uint32) & ~np.uint32(3)).view(np.float32)
+    rounded: FloatArray = np.rint(groups * inverse) * scale
     return rounded.reshape(x.shape)
 
 
