@@ -140,6 +140,19 @@ def test_a_head_starts_as_the_targets_last_layer(target):
     torch.testing.assert_close(head.midlayer.mlp.down_proj.weight.detach().numpy(), down)
 
 
+@torch.no_grad()
+def test_a_wider_head_says_what_it_said_and_new_tokens_as_the_target_would(target, batch):
+    narrow = Head.of(target, torch.arange(0, 240, 2))
+    turn = torch.eye(narrow.shape.hidden) + 0.1 * torch.randn(narrow.shape.hidden, narrow.shape.hidden)
+    narrow.lm_head.weight.copy_(torch.from_numpy(target.output_rows())[narrow.target_ids] @ turn)
+    wide = narrow.widened(torch.arange(240), target)
+    expected = torch.from_numpy(target.output_rows())[:240] @ turn
+    assert torch.equal(wide.lm_head.weight[::2], narrow.lm_head.weight)
+    torch.testing.assert_close(wide.lm_head.weight, expected, atol=1e-3, rtol=1e-3)
+    for one, two in zip(_advanced(narrow, batch), _advanced(wide, batch), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_halves_and_neighbours_are_inverse():
     weight = torch.arange(2 * 16 * 3).view(32, 3)
     assert torch.equal(neighbours(halves(weight, 2), 2), weight)

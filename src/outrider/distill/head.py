@@ -113,6 +113,22 @@ class Head(Student):
                 parameters[name].copy_(torch.from_numpy(norm))
         return head
 
+    def widened(self, target_ids: Tensor, target: Target) -> Head:
+        """The same head, which can say more: all of these ids, ascending, among which its own are.
+
+        Training has turned the output rows away from the target's; the new ones are the target's, turned likewise (by
+        least squares).
+        """
+        wider = Head(self.shape, target_ids, self.embedding)
+        rows = torch.from_numpy(target.output_rows())
+        with torch.no_grad():
+            turn = torch.linalg.lstsq(rows[self.target_ids], self.lm_head.weight).solution
+            output = rows[target_ids] @ turn
+            known = self.draft_ids[target_ids]
+            output[known >= 0] = self.lm_head.weight[known[known >= 0]]
+            wider.load_state_dict({**self.state_dict(), "lm_head.weight": output})
+        return wider
+
     @property
     def config(self) -> HeadConfig:
         """What its files say of it."""

@@ -141,7 +141,8 @@ class Distillation:
         if self.settings.kind == "model":
             return Draft.of(self.target)
         if self.settings.start is not None and target_ids is None:
-            return Head.on_from(self.settings.start, self.target)
+            head = Head.on_from(self.settings.start, self.target)
+            return head.widened(vocabulary.frequent(features, head.target_ids), self.target)
         return Head.of(self.target, vocabulary.frequent(features) if target_ids is None else target_ids.cpu())
 
     def _measure(self, training: Training, features: Features, held: Sequence[int]) -> str:
