@@ -13,7 +13,7 @@ import numpy as np
 from outrider.randomness import Noise, Purpose
 from outrider.sampling import Distribution, History, SamplingParams
 from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Proposal
-from outrider.verify.base import laws
+from outrider.verify.base import laws, undrafted
 
 
 def verify(
@@ -32,17 +32,20 @@ def verify(
     path: list[int] = []
     node = ROOT
     while True:
-        law = law_after(node)
+        law: Distribution | None = None  # what elder siblings left of the target's; None: nothing was drafted so far
         here = noise.ahead(len(path))
         for sibling, child in enumerate(proposal.children(node)):
             token, q = proposal.tokens[child], proposal.q[child]
             if not could_draw(q, token, logits.shape[1]):
                 continue  # a broken drafter: the node counts as not proposed
+            law = law or law_after(node)
             likelihood = 1.0 if q is None else float(q[token])
             if here.uniform(Purpose.ACCEPT, sibling) * likelihood < law.probability(token):  # min(1, p / q)
                 break
             law = residual(law, token, q)
         else:
+            if law is None:
+                return undrafted(path, logits, proposal, params, noise, history, maxima)
             return Outcome(tuple(path), law.draw(here.uniform(Purpose.RESIDUAL)))
         path.append(child)
         node = child
