@@ -47,7 +47,7 @@ def verify(
             probability = shares[accepted]  # h_gamma = p_gamma
         else:
             token, q = proposal.tokens[accepted], proposal.q[accepted]
-            probability = _keep(rejection.excess(targets[accepted], token, q, shares[accepted]).sum(), shares[accepted])
+            probability = _keep(rejection.excess(targets[accepted], token, q, shares[accepted]), shares[accepted])
         if eta <= probability:
             break
     else:

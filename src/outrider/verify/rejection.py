@@ -56,7 +56,9 @@ def residual(law: Distribution, token: int, q: DoubleArray | None, scale: float 
 
     Where nothing is left, p = q up to rounding, a refusal has probability 0, and p itself is as good an answer.
     """
-    weights = excess(law, token, q, scale)
+    if q is None:
+        return _without(law, token)
+    weights = _excess(law, q, scale)
     left = weights > 0
     if not left.any():
         return law
@@ -64,13 +66,25 @@ def residual(law: Distribution, token: int, q: DoubleArray | None, scale: float 
     return Distribution(law.ids[left], weights / weights.sum())
 
 
-def excess(law: Distribution, token: int, q: DoubleArray | None, scale: float = 1.0) -> DoubleArray:
-    """max(0, scale x p - q) of each of the law's ids, for a scale of at most 1; q None: one-hot at `token`."""
+def excess(law: Distribution, token: int, q: DoubleArray | None, scale: float) -> float:
+    """The sum of max(0, scale x p - q) over all tokens, for a scale of at most 1; q None: one-hot at `token`."""
+    return scale * (1 - law.probability(token)) if q is None else float(_excess(law, q, scale).sum())
+
+
+def _excess(law: Distribution, q: DoubleArray, scale: float) -> DoubleArray:
+    """max(0, scale x p - q) of each of the law's ids."""
     p = law.p * scale
-    if q is None:
-        p[law.ids == token] = 0.0
-        return p
     return np.maximum(p - (q if len(q) == len(p) else q[law.ids]), 0.0)
+
+
+def _without(law: Distribution, token: int) -> Distribution:
+    """The law, given that it is another token; the law itself where none is left."""
+    if law.probability(token) == 0 or len(law.ids) == 1:
+        return law
+    left = np.ones(len(law.ids), bool)
+    left[law.ids.searchsorted(token)] = False
+    weights = law.weights[left]
+    return Distribution(law.ids[left], weights, float(weights.sum(dtype=np.float64)))
 
 
 def could_draw(q: DoubleArray | None, token: int, vocabulary: int) -> bool:
