@@ -37,6 +37,7 @@ RULES = {
     "top-k 40": {"temperature": 1.0, "top_k": 40},
     "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
     "min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.5},
     "coupled": {"temperature": 1.0, "seed": 1},
     "coupled, top-p 0.9": {"temperature": 1.0, "top_p": 0.9, "seed": 1},
 }

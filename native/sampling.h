@@ -66,6 +66,13 @@ struct Mass {
 // Sum and number of the values of at least `floor`; the values are 0 or more.
 Mass mass_from(float floor, const float* values, size_t n);
 
+struct Sums {
+    double all, large;
+};
+
+// Sums of all values and of those of at least `floor`, within a millionth or four; at most kStretch values of 0 or more.
+Sums sums_of(const float* values, size_t n, float floor);
+
 // What top-k (0: all), top-p and min-p leave of a row, in this order.
 Law law(const Row& row, size_t k, double share, double least);
 

@@ -276,12 +276,34 @@ Law law(const Row& row, size_t k, double share, double least) {
 }
 
 bool is_needed(int32_t id, const Row& row, double share) {
-    float* weights = scratch(row.n).weights.data();
-    const double enough = share * weigh_all(row, weights).sum;
-    const float weight = weights[id];
-    const double larger = mass_from(std::nextafter(weight, kInfinity), weights, row.n).sum;
-    const double ties = double(weight) * double(std::count(weights, weights + id, weight));
-    return larger + ties < enough * (1 - 1e-9);  // room for rounding
+    constexpr float kRoom = 1 + 1e-5f;  // for rounding
+    std::vector<float> maxima(blocks_of(row.n));
+    weigh(row.maxima, maxima.size(), row.peak, row.scale, maxima.data());
+    float own;
+    weigh(row.logits + id, 1, row.peak, row.scale, &own);
+    double all = 0, large = 0;  // sums of all weights that were looked at, and of those that are not below its own
+    const auto look = [&](bool near) {  // at the blocks that may have such a weight, or at the others
+        const auto chosen = [&](size_t block) { return (maxima[block] * kRoom >= own) == near; };
+        for (size_t first = 0, end = 0; first < maxima.size(); first = end) {
+            while (end < maxima.size() && end - first < kStretch / kBlock && chosen(end)) ++end;
+            const size_t start = first * kBlock, size = std::min(row.n, end * kBlock) - start;
+            if (size == 0) {
+                ++end;
+                continue;
+            }
+            float weights[kStretch];
+            weigh(row.logits + start, size, row.peak, row.scale, weights);
+            const Sums sums = sums_of(weights, size, own);
+            all += sums.all, large += sums.large;
+        }
+    };
+    const auto certain = [&](double total) { return large * kRoom - own < share * total / kRoom; };
+    look(true);
+    double least = all;  // of the others, at least the largest of each block
+    for (const float each : maxima) least += each * kRoom < own ? each : 0;
+    if (certain(least)) return true;
+    look(false);
+    return certain(all);
 }
 
 }  // namespace outrider::sampling

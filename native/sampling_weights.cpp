@@ -113,4 +113,19 @@ PER_PROCESSOR Mass mass_from(float floor, const float* values, size_t n) {
     return mass;
 }
 
+PER_PROCESSOR Sums sums_of(const float* values, size_t n, float floor) {
+    Floats16 all = {}, large = {};
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        Floats16 next;
+        std::memcpy(&next, values + i, sizeof next);
+        all += next;
+        large += next >= floor ? next : Floats16{};
+    }
+    Sums sums{0, 0};
+    for (; i < n; ++i) sums.all += values[i], sums.large += values[i] >= floor ? values[i] : 0;
+    for (int lane = 0; lane < 16; ++lane) sums.all += all[lane], sums.large += large[lane];
+    return sums;
+}
+
 }  // namespace outrider::sampling

@@ -70,11 +70,12 @@ def test_the_oracles_convict_poor_generators() -> None:
     "other",
     [
         of_ids(Noise(1), Purpose.DRAFT),
+        of_ids(Noise(1), Purpose.UNDRAFTED),
         of_ids(Noise(2)),
         of_ids(Noise(1, 1)),
         of_ids(Noise(1, 0, 1)),
     ],
-    ids=["purpose", "seed", "choice", "position"],
+    ids=["purpose", "another purpose", "seed", "choice", "position"],
 )
 def test_another_key_gives_unrelated_numbers(other: DoubleArray) -> None:
     assert unrelated(BY_FIELD["ids"], other)
@@ -118,10 +119,12 @@ def test_the_number_of_an_id_does_not_depend_on_the_other_ids(ids: list[int], se
     assert together.tolist() == [noise.exponentials(Purpose.TARGET, np.array([i]))[0] for i in ids]
 
 
-def test_noise_per_token_ignores_when_it_was_committed_but_single_draws_do_not() -> None:
+def test_the_targets_own_draws_ignore_when_they_are_committed_and_no_others_do() -> None:
     early, late = Noise(1, 0, 5, 2), Noise(1, 0, 5, 4)
     assert (of_ids(early) == of_ids(late)).all()
-    assert early.uniform(Purpose.ACCEPT) != late.uniform(Purpose.ACCEPT)
+    for purpose in set(Purpose) - {Purpose.TARGET}:
+        assert early.uniform(purpose) != late.uniform(purpose)
+        assert unrelated(of_ids(early, purpose), of_ids(late, purpose))
 
 
 def test_ahead_moves_the_position_and_nothing_else() -> None:

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     RESIDUAL = 1  # rejection: the token after the accepted path
     TARGET = 2  # coupled: the target's own draw, which a coupled drafter imitates
     DRAFT = 3  # a drafter's draw under rejection
+    UNDRAFTED = 4  # rejection: a token of which nothing was drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Noise:
     choice     index of the text among the texts of the request.
     position   index of the output token that is drawn (0: the first after the prompt).
     committed  output tokens committed when the step began. Rejection looks at later draws before it settles earlier
-               ones, so `uniform` is keyed by it too: a draw that was looked at must not serve again.
+               ones, so its numbers are keyed by it too: a draw that was looked at must not serve again.
     """
 
     seed: int
@@ -61,17 +62,18 @@ class Noise:
 
     def keys(self, purpose: Purpose) -> tuple[int, int]:
         """What `exponentials` and its twin in native/sampling.cpp derive the numbers of blocks and of ids from."""
-        return self._state(purpose, 1, 0), self._state(purpose, 0, 0)
+        committed = 0 if purpose == Purpose.TARGET else self.committed
+        return self._state(purpose, 1, committed), self._state(purpose, 0, committed)
 
     def exponentials(self, purpose: Purpose, ids: _Ids) -> DoubleArray:
         """Independent Exp(1) noise per token id; float64, [len(ids)].
 
         argmin(exponentials / p) is a draw from p, and -log(exponentials) is standard Gumbel noise.
 
-        Keyed by (seed, choice, position, purpose, id), not by `committed`: the number of an id is the same in
-        whichever step, and whatever other ids are asked for. The 32 ids of a block get theirs in two parts: the least
-        of 32 such numbers is Exp(1) / 32 and any of them alike, and what another one exceeds it by is Exp(1) again. So
-        one hash per block tells whether any of its ids can win.
+        Keyed by every field, the purpose and the id, but for the target's own draws not by `committed`: these are the
+        same in whichever step. The number of an id does not depend on what other ids are asked for. The 32 ids of a
+        block get theirs in two parts: the least of 32 such numbers is Exp(1) / 32 and any of them alike, and what
+        another one exceeds it by is Exp(1) again. So one hash per block tells whether any of its ids can win.
         """
         of_blocks, of_ids = self.keys(purpose)
         blocks = _hash(of_blocks, ids // BLOCK)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from outrider.errors import NumericError
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution
+from outrider.sampling import Distribution, distribution
 from outrider.types import EMPTY, ROOT, DoubleArray, FloatArray, Outcome, Proposal
-from outrider.verify import block, rejection
+from outrider.verify import base, block, rejection
 from outrider.verify.block import verify
 from tests.verify.laws import NEW, WARM, Text, cases, drawn, is_path, lossless, rows
 
@@ -55,9 +55,11 @@ def final_law(logits: FloatArray, proposal: Proposal, accepted: int, monkeypatch
     laws: list[Distribution] = []
     with monkeypatch.context() as patch:
         patch.setattr(Distribution, "draw", lambda self, uniform: laws.append(self) or 0)
+        patch.setattr(base, "draw_coupled", lambda row, params, *_: laws.append(distribution(row, params)) or 0)
         etas = tuple(0.0 if i + 1 == accepted else 1 + 1e-9 for i in range(len(proposal)))
         assert len(verify(logits, proposal, WARM, Chosen(0, etas=etas), NEW).path) == accepted
-    return laws[0].dense(logits.shape[1])
+    [law] = laws
+    return law.dense(logits.shape[1])
 
 
 def exact(p: Law, q: Law, vocabulary: int, k: int, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Text, float], float]:

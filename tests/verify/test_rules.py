@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import NumericError, RequestError
-from outrider.randomness import Noise
-from outrider.sampling import History, SamplingParams
+from outrider.randomness import Noise, Purpose
+from outrider.sampling import History, SamplingParams, distribution
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 from outrider.verify import available, greedy, rule
 from tests.constrained import Toy
@@ -101,3 +101,25 @@ def test_penalties_see_the_drafts_on_the_path_and_no_others(name: str) -> None: 
     assert path[:1] == (1,)
     plain = SamplingParams(temperature=penalised.temperature)
     assert any(rule(name)(logits, tree, plain, Noise(seed), start).path[:1] != (1,) for seed in range(20))
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+@pytest.mark.parametrize("values", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("accepted", [0, 2])
+def test_a_token_of_which_nothing_was_drafted_is_won_in_a_race_of_its_own(
+    name: str, values: dict[str, float], accepted: int
+) -> None:
+    logits = np.random.default_rng(0).normal(0, 1, (accepted + 1, 100)).astype(np.float32)
+    laws = [distribution(row, params(name, **values)) for row in logits]
+    certain = [law.dense(100) for law in laws[:accepted]]  # p = q: accepted whatever the noise
+    proposal = Proposal.chain([int(q.argmax()) for q in certain], "n", q=certain)
+    found: dict[Purpose, int] = dict.fromkeys(Purpose, 0)
+    for seed in range(100):
+        noise = Noise(seed, 1, 4, 3)
+        path, token = rule(name)(logits, proposal, params(name, **values), noise, NEW)
+        assert path == tuple(range(accepted))
+        for purpose in Purpose:
+            arrivals = noise.ahead(accepted).exponentials(purpose, laws[-1].ids) / laws[-1].p
+            found[purpose] += token == laws[-1].ids[arrivals.argmin()]
+    assert found[Purpose.UNDRAFTED] == 100
+    assert all(count < 60 for purpose, count in found.items() if purpose != Purpose.UNDRAFTED)

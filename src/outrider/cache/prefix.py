@@ -55,6 +55,8 @@ class PrefixTree:
         for child in node.children.values():
             if (common := _common(child.keys, keys)) > most:
                 best, most = child, common
+                if most == len(keys):
+                    break
         return best, most
 
     def add(self, parent: Node, keys: tuple[Key, ...], block: int) -> Node:

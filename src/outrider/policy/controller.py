@@ -73,7 +73,7 @@ class Controller(Drafter):
         if self._planned:
             for drafter, mosts in decision.plans(self._planned).items():
                 start = self._prices.now()
-                answers = self._ask(drafter, [replace(requests[i], most=most) for i, most in mosts.items()])
+                answers = self._ask(drafter, [_at_most(requests[i], most) for i, most in mosts.items()])
                 if len(answers) == 1:
                     self._prices.asked(drafter, start, len(answers[0]), decision.context)
                 for i, proposal in zip(mosts, answers, strict=True):
@@ -123,3 +123,8 @@ class Controller(Drafter):
         text = self._texts.get(request_id)
         if text and drafter in text.active:
             text.active.remove(drafter)
+
+
+def _at_most(request: DraftRequest, most: int) -> DraftRequest:
+    """The request for so many drafts."""
+    return request if request.most == most else replace(request, most=most)

@@ -64,6 +64,7 @@ class Decision:
         self._asking = [i for i, text in enumerate(texts) if text.asks()]
         self._offers: list[Offer | None] = [None] * len(requests)
         self._values = [0.0] * len(requests)
+        self._steepest_of: dict[int, Sequence[float]] = {}
         # Somebody has something, or is not asked as it would not have paid.
         self._declined = [bool(text.active) for text in texts]
         for i in self._asking:
@@ -190,10 +191,18 @@ class Decision:
 
     def _beside(self, others: int, most: int) -> Sequence[float]:
         """What 0 .. `most` drafts add at most if so many others are planned, of which not all need come."""
-        added = self._added
         if not others:
-            return added[: most + 1]
-        return [max([added[start + j] - added[start] for start in range(others + 1)]) for j in range(most + 1)]
+            return self._added[: most + 1]
+        return [self._steepest(j)[others] for j in range(most + 1)]
+
+    def _steepest(self, drafts: int) -> Sequence[float]:
+        """What so many drafts add at most beside 0, 1, ... others."""
+        found = self._steepest_of.get(drafts)
+        if found is None:
+            added = self._added
+            steps = [end - start for start, end in zip(added, added[drafts:], strict=False)]
+            found = self._steepest_of[drafts] = list(accumulate(steps, max))
+        return found
 
     def _wants(self, place: int, drafter: Drafter) -> bool:
         """Whether a request may ask the drafter."""

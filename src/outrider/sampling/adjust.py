@@ -93,8 +93,7 @@ def adjusted(logits: FloatArray, params: SamplingParams, history: History, draft
         if drafted:
             output = Counter(output)
             output.update(drafted)
-        logits = repetition_penalised(logits, prompt | output.keys(), params.repetition_penalty)
-        logits = count_penalised(logits, output, params.presence_penalty, params.frequency_penalty)
+        logits = penalised(logits, prompt, output, params)
     return logits
 
 
@@ -117,24 +116,25 @@ def without(logits: FloatArray, ids: Collection[int]) -> FloatArray:
     return logits
 
 
-def repetition_penalised(logits: FloatArray, seen: Collection[int], penalty: float) -> FloatArray:
-    """Logits of seen tokens: positive ones divided by the penalty, negative ones multiplied by it, each token once.
+def penalised(
+    logits: FloatArray, prompt: frozenset[int], output: Mapping[int, int], params: SamplingParams
+) -> FloatArray:
+    """The repetition penalty, then the presence and frequency penalties; output: how often each token is in it.
 
-    Keskar et al. 2019 (CTRL, arXiv 1909.05858, section 4.1) for positive logits; for negative ones as in transformers.
+    Repetition divides positive logits of seen tokens, and multiplies negative ones, each token once (Keskar et al.
+    2019, CTRL, arXiv 1909.05858, section 4.1, for positive logits; for negative ones as in transformers). The other two
+    give logit - presence - count x frequency for each token that is in the output, as in the OpenAI API.
     """
-    ids = np.fromiter(seen, np.intp, len(seen))
-    logits, penalty32 = logits.copy(), np.float32(penalty)
-    values = logits[ids]
-    logits[ids] = np.where(values < 0, values * penalty32, values / penalty32)
-    return logits
-
-
-def count_penalised(logits: FloatArray, counts: Mapping[int, int], presence: float, frequency: float) -> FloatArray:
-    """logit - presence - count x frequency for each token that is in the output, as in the OpenAI API."""
-    ids = np.fromiter(counts, np.intp, len(counts))
-    times = np.fromiter(counts.values(), np.float32, len(counts))
-    logits = logits.copy()
-    logits[ids] -= np.float32(presence) + np.float32(frequency) * times
+    logits = logits.copy()  # once for all: for a large vocabulary that takes longer than the rest
+    if params.repetition_penalty != 1:
+        seen = prompt | output.keys()
+        ids, penalty = np.fromiter(seen, np.intp, len(seen)), np.float32(params.repetition_penalty)
+        values = logits[ids]
+        logits[ids] = np.where(values < 0, values * penalty, values / penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids = np.fromiter(output, np.intp, len(output))
+        times = np.fromiter(output.values(), np.float32, len(output))
+        logits[ids] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * times
     return logits
 
 

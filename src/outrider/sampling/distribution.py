@@ -40,14 +40,16 @@ class Distribution:
         """The token that a number in (0, 1) picks: the inverse of the cumulative distribution."""
         return int(self.ids[_sampling.pick(self.weights, self.total, uniform)])
 
-    def draw_coupled(self, noise: Noise) -> int:
+    def draw_coupled(self, noise: Noise, purpose: Purpose = Purpose.TARGET) -> int:
         """The token that the law draws at the noise's output position: argmin(E_i / p_i), E_i ~ Exp(1) per token id.
+
+        purpose  what it is drawn for; TARGET: the draw that the target's own law makes with the same noise.
 
         The same as argmax(log p_i + Gumbel noise). A drafter that draws so from its own law, with the same noise,
         draws the target's token with probability at least (1 - TV) / (1 + TV), at total variation distance TV between
         the two (Daliri et al. 2024, arXiv 2408.07978, Theorem 1).
         """
-        return _sampling.race(self.ids, self.weights, *noise.keys(Purpose.TARGET))
+        return _sampling.race(self.ids, self.weights, *noise.keys(purpose))
 
     def dense(self, vocabulary: int) -> DoubleArray:
         """The probabilities of all tokens; float64, [vocabulary]."""
@@ -92,17 +94,23 @@ def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray 
     return Distribution(_all_ids(len(logits)) if ids is None else ids, weights, total)
 
 
-def draw_coupled(logits: FloatArray, params: SamplingParams, noise: Noise, maxima: FloatArray | None = None) -> int:
+def draw_coupled(
+    logits: FloatArray,
+    params: SamplingParams,
+    noise: Noise,
+    maxima: FloatArray | None = None,
+    purpose: Purpose = Purpose.TARGET,
+) -> int:
     """The token that the law of `distribution` draws with `Distribution.draw_coupled`, if possible without that law.
 
     Without top-k and min-p, whoever wins among all tokens wins among those that top-p keeps, if it is one of them.
     """
     if params.temperature == 0 or params.top_k or params.min_p:
-        return distribution(logits, params, maxima).draw_coupled(noise)
+        return distribution(logits, params, maxima).draw_coupled(noise, purpose)
     if maxima is None:
         maxima = _sampling.maxima(logits)
     peak = logits[greedy_token(logits, maxima)]
-    keys = noise.keys(Purpose.TARGET)
+    keys = noise.keys(purpose)
     return _sampling.race_all(logits, maxima, peak, params.temperature, params.top_p, *keys)
 
 

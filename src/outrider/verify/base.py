@@ -4,11 +4,11 @@ walk of those rules in which the target draws by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from outrider.randomness import Noise
-from outrider.sampling import Distribution, History, SamplingParams, adjusted, distribution
+from outrider.randomness import Noise, Purpose
+from outrider.sampling import Distribution, History, SamplingParams, adjusted, distribution, draw_coupled
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 
 
@@ -70,6 +70,25 @@ def laws(
         return distribution(values, params, largest)
 
     return law
+
+
+def undrafted(
+    path: Sequence[int],
+    logits: FloatArray,
+    proposal: Proposal,
+    params: SamplingParams,
+    noise: Noise,
+    history: History,
+    maxima: FloatArray | None = None,
+) -> Outcome:
+    """The outcome of accepting `path`, after which nothing was drafted: there is nothing to judge, only to draw.
+
+    The token is drawn in a race, as by `coupled`, which mostly needs no law; with numbers of a purpose of its own, with
+    which no draft was drawn.
+    """
+    values, largest = rows(logits, proposal, params, history, maxima)(path[-1] if path else ROOT)
+    token = draw_coupled(values, params, noise.ahead(len(path)), largest, Purpose.UNDRAFTED)
+    return Outcome(tuple(path), token)
 
 
 def follow(proposal: Proposal, choose: Callable[[int, int], int]) -> Outcome:

@@ -10,7 +10,7 @@ from outrider.randomness import Noise, Purpose
 from outrider.sampling import Distribution, History, SamplingParams
 from outrider.types import FloatArray, Outcome, Proposal
 from outrider.verify import rejection
-from outrider.verify.base import laws
+from outrider.verify.base import laws, undrafted
 
 
 def verify(
@@ -47,18 +47,17 @@ def verify(
             probability = shares[accepted]  # h_gamma = p_gamma
         else:
             token, q = proposal.tokens[accepted], proposal.q[accepted]
-            probability = _keep(rejection.excess(targets[accepted], token, q, shares[accepted]).sum(), shares[accepted])
+            probability = _keep(rejection.excess(targets[accepted], token, q, shares[accepted]), shares[accepted])
         if eta <= probability:
             break
     else:
         accepted = 0
-    uniform = noise.ahead(accepted).uniform(Purpose.RESIDUAL)
     path = tuple(range(accepted))
     if accepted == length:
-        return Outcome(path, law_after(accepted - 1).draw(uniform))
+        return undrafted(path, logits, proposal, params, noise, history, maxima)
     token, q = proposal.tokens[accepted], proposal.q[accepted]
     law = rejection.residual(targets[accepted], token, q, shares[accepted])  # norm(max(0, p_tau p - q)), equation 4
-    return Outcome(path, law.draw(uniform))
+    return Outcome(path, law.draw(noise.ahead(accepted).uniform(Purpose.RESIDUAL)))
 
 
 def _keep(excess: float, share: float) -> float:

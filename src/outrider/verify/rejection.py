@@ -13,7 +13,7 @@ import numpy as np
 from outrider.randomness import Noise, Purpose
 from outrider.sampling import Distribution, History, SamplingParams
 from outrider.types import ROOT, DoubleArray, FloatArray, Outcome, Proposal
-from outrider.verify.base import laws
+from outrider.verify.base import laws, undrafted
 
 
 def verify(
@@ -32,17 +32,20 @@ def verify(
     path: list[int] = []
     node = ROOT
     while True:
-        law = law_after(node)
+        law: Distribution | None = None  # what elder siblings left of the target's; None: nothing was drafted so far
         here = noise.ahead(len(path))
         for sibling, child in enumerate(proposal.children(node)):
             token, q = proposal.tokens[child], proposal.q[child]
             if not could_draw(q, token, logits.shape[1]):
                 continue  # a broken drafter: the node counts as not proposed
+            law = law or law_after(node)
             likelihood = 1.0 if q is None else float(q[token])
             if here.uniform(Purpose.ACCEPT, sibling) * likelihood < law.probability(token):  # min(1, p / q)
                 break
             law = residual(law, token, q)
         else:
+            if law is None:
+                return undrafted(path, logits, proposal, params, noise, history, maxima)
             return Outcome(tuple(path), law.draw(here.uniform(Purpose.RESIDUAL)))
         path.append(child)
         node = child
@@ -53,7 +56,9 @@ def residual(law: Distribution, token: int, q: DoubleArray | None, scale: float 
 
     Where nothing is left, p = q up to rounding, a refusal has probability 0, and p itself is as good an answer.
     """
-    weights = excess(law, token, q, scale)
+    if q is None:
+        return _without(law, token)
+    weights = _excess(law, q, scale)
     left = weights > 0
     if not left.any():
         return law
@@ -61,13 +66,25 @@ def residual(law: Distribution, token: int, q: DoubleArray | None, scale: float 
     return Distribution(law.ids[left], weights / weights.sum())
 
 
-def excess(law: Distribution, token: int, q: DoubleArray | None, scale: float = 1.0) -> DoubleArray:
-    """max(0, scale x p - q) of each of the law's ids, for a scale of at most 1; q None: one-hot at `token`."""
+def excess(law: Distribution, token: int, q: DoubleArray | None, scale: float) -> float:
+    """The sum of max(0, scale x p - q) over all tokens, for a scale of at most 1; q None: one-hot at `token`."""
+    return scale * (1 - law.probability(token)) if q is None else float(_excess(law, q, scale).sum())
+
+
+def _excess(law: Distribution, q: DoubleArray, scale: float) -> DoubleArray:
+    """max(0, scale x p - q) of each of the law's ids."""
     p = law.p * scale
-    if q is None:
-        p[law.ids == token] = 0.0
-        return p
     return np.maximum(p - (q if len(q) == len(p) else q[law.ids]), 0.0)
+
+
+def _without(law: Distribution, token: int) -> Distribution:
+    """The law, given that it is another token; the law itself where none is left."""
+    if law.probability(token) == 0 or len(law.ids) == 1:
+        return law
+    left = np.ones(len(law.ids), bool)
+    left[law.ids.searchsorted(token)] = False
+    weights = law.weights[left]
+    return Distribution(law.ids[left], weights, float(weights.sum(dtype=np.float64)))
 
 
 def could_draw(q: DoubleArray | None, token: int, vocabulary: int) -> bool:
