@@ -41,6 +41,20 @@ nb::object maxima_array(Floats logits) {
     return array(std::move(copy), maxima.size());
 }
 
+// The largest logit of each block, where only the logits of these ids have changed since `maxima` was true.
+nb::object maxima_after(Floats logits, Floats maxima, Ints ids) {
+    check(logits, maxima);
+    const size_t n = logits.shape(0);
+    auto after = std::make_unique_for_overwrite<float[]>(maxima.shape(0));
+    std::copy_n(maxima.data(), maxima.shape(0), after.get());
+    for (size_t i = 0; i < ids.shape(0); ++i) {
+        if (ids.data()[i] < 0 || size_t(ids.data()[i]) >= n) throw std::invalid_argument("ids: one has no logit");
+        const size_t block = size_t(ids.data()[i]) / kBlock, start = block * kBlock;
+        after[block] = logits.data()[start + first_largest(logits.data() + start, std::min(kBlock, n - start))];
+    }
+    return array(std::move(after), maxima.shape(0));
+}
+
 // Place of the largest logit, the first on ties; NaN counts as the largest.
 size_t argmax(Floats logits, Floats maxima) {
     check(logits, maxima);
@@ -72,6 +86,7 @@ int32_t race_all(Floats logits, Floats maxima, float peak, double temperature, d
 
 NB_MODULE(_sampling, module) {
     module.def("maxima", &maxima_array, "logits"_a);
+    module.def("maxima_after", &maxima_after, "logits"_a, "maxima"_a, "ids"_a);
     module.def("argmax", &argmax, "logits"_a, "maxima"_a);
     module.def("law", &law_arrays, "logits"_a, "maxima"_a, "peak"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
     module.def("key", [](uint64_t seed, uint64_t choice, uint64_t position, uint64_t purpose, uint64_t sibling,

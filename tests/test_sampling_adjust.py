@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConstraintError, NumericError, RequestError
-from outrider.sampling import History, SamplingParams, adjusted, allowed_mask, check_possible, greedy_token
+from outrider.kernels import _sampling
+from outrider.sampling import (
+    History,
+    SamplingParams,
+    adjusted,
+    allowed_mask,
+    changed,
+    check_possible,
+    greedy_token,
+    maxima_after,
+)
 from outrider.types import ROOT, FloatArray, Proposal
 from outrider.verify.base import rows
 from tests.constrained import Toy
@@ -166,11 +176,14 @@ def test_neutral_values_leave_the_row_alone() -> None:
     assert all(np.shares_memory(mine, whole[1]) for mine, whole in zip(row(0), (logits, maxima), strict=True))
 
 
-@pytest.mark.parametrize("params", [SamplingParams(logit_bias={1: -5}), SamplingParams(presence_penalty=2)])
-def test_a_row_that_was_changed_has_no_maxima(params: SamplingParams) -> None:
+def test_a_row_that_was_changed_has_new_maxima_or_none() -> None:
     logits = LOGITS[np.newaxis]
-    row = rows(logits, Proposal(), params, History([1, 2], 1), logits.max(axis=1, keepdims=True))
-    assert row(ROOT)[1] is None
+    maxima = logits.max(axis=1, keepdims=True)
+    row, largest = rows(logits, Proposal(), SamplingParams(presence_penalty=2), History([1, 0], 1), maxima)(ROOT)
+    assert largest is not None
+    assert largest.tolist() == [row.max()] == [0.5]
+    masked = History([1, 2], 1, allowed=np.ones(5, bool))
+    assert rows(logits, Proposal(), SamplingParams(), masked, maxima)(ROOT)[1] is None
 
 
 def test_what_is_not_a_number_stays_so_under_a_mask() -> None:
@@ -205,3 +218,28 @@ def test_what_the_target_cannot_honour_is_refused(params: dict[str, Any], messag
     with pytest.raises(RequestError, match=message):
         check_possible(SamplingParams(**params), 5, {3}, room=10)
     check_possible(SamplingParams(allowed_token_ids=(3,), logit_bias={4: 1}, min_tokens=0), 5, {3}, room=10)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.7},
+        {"logit_bias": {70: 30.0, 3: -100.0}, "min_tokens": 9},
+        {"repetition_penalty": 0.7, "logit_bias": {70: 30.0}, "min_tokens": 3},
+    ],
+)
+def test_maxima_are_found_again_where_logits_have_changed(params):
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=100).astype(np.float32)  # the last block is not full
+    params = SamplingParams(**params)
+    for trial in range(50):
+        tokens = rng.integers(0, 100, 6).tolist()
+        history, drafted = History(tokens, 3, stop_ids={98, 99}), rng.integers(0, 100, trial % 3).tolist()
+        row = adjusted(logits, params, history, drafted)
+        found = maxima_after(row, _sampling.maxima(logits), changed(params, history, drafted))
+        assert np.array_equal(found, _sampling.maxima(row))
+
+
+def test_where_anything_may_change_nobody_says_what_does():
+    assert changed(SamplingParams(), History(allowed=np.ones(8, bool))) is None
+    assert changed(SamplingParams(), History([1], 1)) == set()

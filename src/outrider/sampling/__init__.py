@@ -6,8 +6,15 @@ order they give the law of the next token. `logprobs` describes the raw target, 
 
 from __future__ import annotations
 
-from outrider.sampling.adjust import History, adjusted, allowed_mask, check_ids, check_possible
-from outrider.sampling.distribution import Distribution, distribution, draw_coupled, greedy_token, likeliest
+from outrider.sampling.adjust import History, adjusted, allowed_mask, changed, check_ids, check_possible
+from outrider.sampling.distribution import (
+    Distribution,
+    distribution,
+    draw_coupled,
+    greedy_token,
+    likeliest,
+    maxima_after,
+)
 from outrider.sampling.logprobs import Logprobs, log_softmax, logprobs
 from outrider.sampling.params import Rule, SamplingParams
 
@@ -19,6 +26,7 @@ __all__ = [
     "SamplingParams",
     "adjusted",
     "allowed_mask",
+    "changed",
     "check_ids",
     "check_possible",
     "distribution",
@@ -27,4 +35,5 @@ __all__ = [
     "likeliest",
     "log_softmax",
     "logprobs",
+    "maxima_after",
 ]

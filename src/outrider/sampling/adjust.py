@@ -97,6 +97,19 @@ def adjusted(logits: FloatArray, params: SamplingParams, history: History, draft
     return logits
 
 
+def changed(params: SamplingParams, history: History, drafted: Sequence[int] = ()) -> Collection[int] | None:
+    """The tokens whose logits `adjusted` may change; None: any."""
+    if history.allowed is not None or history.constraint is not None:
+        return None
+    ids = {*params.logit_bias, *drafted}
+    if params.min_tokens:
+        ids.update(history.stop_ids)
+    if params.penalises:
+        for part in history.counts():
+            ids.update(part)
+    return ids
+
+
 def biased(logits: FloatArray, bias: Mapping[int, float]) -> FloatArray:
     """Each bias added to its token's logit."""
     logits = logits.copy()

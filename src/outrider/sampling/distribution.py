@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,6 +68,12 @@ def greedy_token(logits: FloatArray, maxima: FloatArray | None = None) -> int:
     if not math.isfinite(logits[token]):  # argmax takes NaN for the largest
         raise NumericError(f"logits: the largest is {logits[token]} (token {token}); it must be a finite number")
     return token
+
+
+def maxima_after(logits: FloatArray, maxima: FloatArray, ids: Collection[int]) -> FloatArray:
+    """The largest of each 32 logits, known from before these tokens' logits changed; a new array."""
+    result: FloatArray = _sampling.maxima_after(logits, maxima, np.fromiter(ids, np.int32, len(ids)))
+    return result
 
 
 def likeliest(logits: FloatArray) -> tuple[int, float]:

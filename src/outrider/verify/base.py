@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from outrider.randomness import Noise, Purpose
-from outrider.sampling import Distribution, History, SamplingParams, adjusted, distribution, draw_coupled
+from outrider.sampling import (
+    Distribution,
+    History,
+    SamplingParams,
+    adjusted,
+    changed,
+    distribution,
+    draw_coupled,
+    maxima_after,
+)
 from outrider.types import ROOT, FloatArray, Outcome, Proposal
 
 
@@ -52,7 +61,15 @@ def rows(
     """
     if not params.adjusts and history.allowed is None and history.constraint is None:
         return lambda node: (logits[node + 1], None if maxima is None else maxima[node + 1])
-    return lambda node: (adjusted(logits[node + 1], params, history, proposal.tokens_to(node)), None)
+
+    def row(node: int) -> tuple[FloatArray, FloatArray | None]:
+        drafted = proposal.tokens_to(node)
+        values = adjusted(logits[node + 1], params, history, drafted)
+        if maxima is None or (ids := changed(params, history, drafted)) is None:
+            return values, None
+        return values, maxima_after(values, maxima[node + 1], ids)
+
+    return row
 
 
 def laws(
