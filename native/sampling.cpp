@@ -55,6 +55,28 @@ nb::object maxima_after(Floats logits, Floats maxima, Ints ids) {
     return array(std::move(after), maxima.shape(0));
 }
 
+// A copy with the penalties of `penalised` in adjust.py; output: tokens, each `times` so often. A token of both the
+// prompt and the output is penalised once for repetition: what comes of it is made of what it was.
+nb::object penalised(Floats logits, Ints prompt, Ints output, Floats times, float repetition, float presence,
+                     float frequency) {
+    const float* before = logits.data();
+    const size_t n = logits.shape(0);
+    auto after = std::make_unique_for_overwrite<float[]>(n);
+    std::copy_n(before, n, after.get());
+    const auto repeated = [&](int32_t id) {
+        if (id < 0 || size_t(id) >= n) throw std::invalid_argument("a token has no logit");
+        return after[id] = repetition == 1 ? before[id]
+                           : before[id] < 0 ? before[id] * repetition
+                                            : before[id] / repetition;
+    };
+    for (size_t i = 0; i < prompt.shape(0); ++i) repeated(prompt.data()[i]);
+    for (size_t i = 0; i < std::min(output.shape(0), times.shape(0)); ++i) {
+        const float value = repeated(output.data()[i]);
+        after[output.data()[i]] = value - (presence + frequency * times.data()[i]);
+    }
+    return array(std::move(after), n);
+}
+
 // Place of the largest logit, the first on ties; NaN counts as the largest.
 size_t argmax(Floats logits, Floats maxima) {
     check(logits, maxima);
@@ -86,6 +108,7 @@ int32_t race_all(Floats logits, Floats maxima, float peak, double temperature, d
 
 NB_MODULE(_sampling, module) {
     module.def("maxima", &maxima_array, "logits"_a);
+    module.def("penalised", &penalised);
     module.def("maxima_after", &maxima_after, "logits"_a, "maxima"_a, "ids"_a);
     module.def("argmax", &argmax, "logits"_a, "maxima"_a);
     module.def("law", &law_arrays, "logits"_a, "maxima"_a, "peak"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);

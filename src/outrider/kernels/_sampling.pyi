@@ -2,6 +2,16 @@ from outrider.types import DoubleArray, FloatArray, IntArray
 
 def maxima(logits: FloatArray) -> FloatArray: ...
 def maxima_after(logits: FloatArray, maxima: FloatArray, ids: IntArray) -> FloatArray: ...
+def penalised(
+    logits: FloatArray,
+    prompt: IntArray,
+    output: IntArray,
+    times: FloatArray,
+    repetition: float,
+    presence: float,
+    frequency: float,
+    /,
+) -> FloatArray: ...
 def argmax(logits: FloatArray, maxima: FloatArray) -> int: ...
 def law(
     logits: FloatArray, maxima: FloatArray, peak: float, temperature: float, top_k: int, top_p: float, min_p: float

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from outrider.constraints.base import Constraint
 from outrider.errors import ConstraintError, RequestError
+from outrider.kernels import _sampling
 from outrider.sampling.params import SamplingParams
-from outrider.types import FloatArray
+from outrider.types import FloatArray, IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -39,7 +40,7 @@ class History:
     constraint: Constraint | None = None
 
     _counted: int = field(init=False, default=0)
-    _prompt: frozenset[int] = field(init=False, default=frozenset())
+    _prompt: IntArray | None = field(init=False, default=None)
     _output: Counter[int] = field(init=False, default_factory=Counter)
 
     @property
@@ -65,13 +66,14 @@ class History:
             raise ConstraintError(f"output token {self.output_length}: the constraint leaves no token that could come")
         return self.allowed
 
-    def counts(self) -> tuple[frozenset[int], Counter[int]]:
-        """The tokens of the prompt, and how often each is in the committed output. Not to be modified.
+    def counts(self) -> tuple[IntArray, Counter[int]]:
+        """The tokens of the prompt, once each, and how often each is in the committed output. Not to be modified.
 
         Only tokens that came since the last call are counted: the cost of a step must not grow with the text.
         """
-        if not self._counted:
-            self._prompt, self._counted = frozenset(self.tokens[: self.prompt_length]), self.prompt_length
+        if self._prompt is None:
+            self._prompt = np.array(sorted(set(self.tokens[: self.prompt_length])), np.int32)
+            self._counted = self.prompt_length
         self._output.update(self.tokens[self._counted :])
         self._counted = len(self.tokens)
         return self._prompt, self._output
@@ -105,8 +107,8 @@ def changed(params: SamplingParams, history: History, drafted: Sequence[int] = (
     if params.min_tokens:
         ids.update(history.stop_ids)
     if params.penalises:
-        for part in history.counts():
-            ids.update(part)
+        prompt, output = history.counts()
+        ids.update(prompt.tolist(), output)
     return ids
 
 
@@ -129,26 +131,18 @@ def without(logits: FloatArray, ids: Collection[int]) -> FloatArray:
     return logits
 
 
-def penalised(
-    logits: FloatArray, prompt: frozenset[int], output: Mapping[int, int], params: SamplingParams
-) -> FloatArray:
+def penalised(logits: FloatArray, prompt: IntArray, output: Mapping[int, int], params: SamplingParams) -> FloatArray:
     """The repetition penalty, then the presence and frequency penalties; output: how often each token is in it.
 
     Repetition divides positive logits of seen tokens, and multiplies negative ones, each token once (Keskar et al.
     2019, CTRL, arXiv 1909.05858, section 4.1, for positive logits; for negative ones as in transformers). The other two
     give logit - presence - count x frequency for each token that is in the output, as in the OpenAI API.
     """
-    logits = logits.copy()  # once for all: for a large vocabulary that takes longer than the rest
-    if params.repetition_penalty != 1:
-        seen = prompt | output.keys()
-        ids, penalty = np.fromiter(seen, np.intp, len(seen)), np.float32(params.repetition_penalty)
-        values = logits[ids]
-        logits[ids] = np.where(values < 0, values * penalty, values / penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        ids = np.fromiter(output, np.intp, len(output))
-        times = np.fromiter(output.values(), np.float32, len(output))
-        logits[ids] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * times
-    return logits
+    ids = np.fromiter(output, np.int32, len(output))
+    times = np.fromiter(output.values(), np.float32, len(output))
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    result: FloatArray = _sampling.penalised(logits, prompt, ids, times, *penalties)
+    return result
 
 
 def allowed_mask(params: SamplingParams, vocabulary: int) -> BoolArray | None:
