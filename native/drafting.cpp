@@ -4,12 +4,15 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "drafting.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -73,19 +76,10 @@ private:
 // Where the n-grams of a growing text occurred: their latest occurrences, and from each occurrence the one before it.
 class Index {
 public:
-    void append(nb::sequence tokens) {
-        const nb::object items = nb::steal(PySequence_Fast(tokens.ptr(), "tokens are a sequence"));
-        if (!items.is_valid()) throw nb::python_error();
-        const auto count = PySequence_Fast_GET_SIZE(items.ptr());
-        for (Py_ssize_t i = 0; i < count; ++i) {
-            text_.push_back(nb::cast<int32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i))));
-            const auto position = int32_t(text_.size()) - 1;
-            for (Chain& chain : chains_) {
-                const bool whole = position + 1 >= chain.latest.order();
-                chain.earlier.push_back(whole ? chain.latest.replace(text_, position) : -1);
-            }
-        }
-    }
+    void append(nb::sequence tokens) { take(tokens, 0); }
+
+    // Takes in what `tokens`, the whole text so far, has beyond what is known.
+    void extend(nb::sequence tokens) { take(tokens, Py_ssize_t(text_.size())); }
 
     size_t length() const { return text_.size(); }
 
@@ -112,6 +106,20 @@ private:
         std::vector<int32_t> earlier = {};
     };
 
+    void take(nb::sequence tokens, Py_ssize_t first) {
+        const nb::object items = nb::steal(PySequence_Fast(tokens.ptr(), "tokens are a sequence"));
+        if (!items.is_valid()) throw nb::python_error();
+        const auto count = PySequence_Fast_GET_SIZE(items.ptr());
+        for (Py_ssize_t i = first; i < count; ++i) {
+            text_.push_back(nb::cast<int32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i))));
+            const auto position = int32_t(text_.size()) - 1;
+            for (Chain& chain : chains_) {
+                const bool whole = position + 1 >= chain.latest.order();
+                chain.earlier.push_back(whole ? chain.latest.replace(text_, position) : -1);
+            }
+        }
+    }
+
     int32_t common(Tokens suffix, int32_t at) const {
         const auto most = std::min<int32_t>({kLongest, int32_t(suffix.size()), at});
         int32_t match = 0;
@@ -137,7 +145,10 @@ public:
         if (order < 1 || order > 3 || tokens.shape(0) != keys.shape(0) || chances.shape(0) != keys.shape(0) ||
             chances.shape(1) != tokens.shape(1))
             throw std::invalid_argument("followers: shapes do not agree");
-        tables_.push_back({size_t(order), keys, tokens, chances});
+        if (keys.shape(0) > size_t(INT32_MAX) / 4) throw std::invalid_argument("followers: too many n-grams");
+        Table& table = tables_.emplace_back(Table{size_t(order), keys, tokens, chances, {}});
+        table.places.assign(std::bit_ceil(2 * keys.shape(0) + 1), -1);
+        for (size_t i = 0; i < keys.shape(0); ++i) table.places[table.slot(keys.data()[i])] = int32_t(i);
     }
 
     // Calls say(token, chance) for what follows the longest n-gram at the end of `suffix` that is known.
@@ -147,10 +158,9 @@ public:
             if (suffix.size() < table.order) continue;
             int64_t key = 0;
             for (const int32_t token : suffix.last(table.order)) key = key << kBits | token;
-            const int64_t *begin = table.keys.data(), *end = begin + table.keys.shape(0);
-            const int64_t* place = std::lower_bound(begin, end, key);
-            if (place == end || *place != key) continue;
-            const size_t width = table.tokens.shape(1), first = size_t(place - begin) * width;
+            const int32_t place = table.places[table.slot(key)];
+            if (place < 0) continue;
+            const size_t width = table.tokens.shape(1), first = size_t(place) * width;
             for (size_t i = first; i < first + width && table.chances.data()[i] > 0; ++i)
                 say(table.tokens.data()[i], table.chances.data()[i] / 256.0);
             return;
@@ -163,6 +173,13 @@ private:
         Keys keys;
         Ids tokens;
         Chances chances;
+        std::vector<int32_t> places;  // a hash table of rows: to look for a key in order touches far more memory
+
+        size_t slot(int64_t key) const {
+            const size_t mask = places.size() - 1;
+            for (size_t at = uint64_t(key) * 0x9e3779b97f4a7c15u >> 32 & mask;; at = (at + 1) & mask)
+                if (places[at] < 0 || keys.data()[places[at]] == key) return at;
+        }
     };
 
     std::vector<Table> tables_;
@@ -251,13 +268,15 @@ nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers
                 node.occurrences.push_back({o.text, o.at + 1, o.match + 1});
         if (int(nodes.size()) < count) look(int(nodes.size()) - 1, is.gain, node.suffix, node.occurrences);
     }
-    nb::list tokens, parents, estimates;
-    for (const Node& node : nodes) {
-        tokens.append(node.is.token);
-        parents.append(node.is.parent);
-        estimates.append(node.is.estimate);
-    }
-    return nb::make_tuple(nb::tuple(tokens), nb::tuple(parents), nb::tuple(estimates));
+    const auto each = [&](auto of) {
+        nb::object items = nb::steal(PyTuple_New(Py_ssize_t(nodes.size())));
+        for (size_t i = 0; i < nodes.size(); ++i)
+            PyTuple_SET_ITEM(items.ptr(), Py_ssize_t(i), nb::cast(of(nodes[i].is)).release().ptr());
+        return items;
+    };
+    return nb::make_tuple(each([](const Candidate& is) { return is.token; }),
+                          each([](const Candidate& is) { return is.parent; }),
+                          each([](const Candidate& is) { return is.estimate; }));
 }
 
 }  // namespace
@@ -266,9 +285,11 @@ NB_MODULE(_drafting, module) {
     nb::class_<Index>(module, "Index")
         .def(nb::init<>())
         .def("append", &Index::append, "tokens"_a)
+        .def("extend", &Index::extend, "tokens"_a)
         .def("__len__", &Index::length);
     nb::class_<Followers>(module, "Followers")
         .def(nb::init<>())
         .def("add", &Followers::add, "order"_a, "keys"_a, "tokens"_a, "chances"_a);
     module.def("grow", &grow, "own"_a, "others"_a, "followers"_a.none(), "count"_a);
+    outrider::define_weighing(module);
 }

@@ -35,7 +35,7 @@ class Purpose(IntEnum):
     DRAFT = 3  # a drafter's draw under rejection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made in each step, see `outrider.types`
 class Noise:
     """The random numbers of one output position of one text.
 

@@ -75,7 +75,7 @@ class SuffixDrafter(Drafter):
         if count <= 0:
             return EMPTY
         _, index = self._texts[request.id]
-        index.append(request.tokens[len(index) :])
+        index.extend(request.tokens)
         past = self._past.indices if self._past is not None and request.reuse else ()
         tokens, parents, estimates = grow(index, past, self._followers, count)
         return Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY

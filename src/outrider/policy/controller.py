@@ -58,13 +58,10 @@ class Controller(Drafter):
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
         texts = self._texts
-        return [each for each in request_ids if len(texts[each].tokens) >= texts[each].due]
+        return [each for each in request_ids if len((text := texts[each]).tokens) >= text.due]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        texts = [self._texts[request.id] for request in requests]
-        for text in texts:
-            text.wake(len(requests) + requests[0].asleep)
-        decision = Decision(requests, texts, self._prices, self._prefill)
+        decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])

@@ -6,14 +6,13 @@ It depends on nothing but what it is given: estimates, costs and what the texts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.policy.allocate import allocate
+from outrider.kernels._drafting import allocate, weigh
 from outrider.policy.prices import Prices
 from outrider.policy.text import Text
 from outrider.types import DECLINED, EMPTY, Proposal
@@ -25,16 +24,16 @@ _DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws
 class Offer(NamedTuple):
     """A drafter's proposal to one request.
 
-    order  its nodes, those with the greatest gains first, parents before their children.
-    gains  of these nodes.
+    gains  of its nodes, the greatest first.
+    order  these nodes, parents before their children; None: in their own order.
     price  what drafting it has cost, in one-row passes.
     whole  it must not be cut.
     """
 
     drafter: Drafter
     proposal: Proposal
-    order: Sequence[int]
     gains: Sequence[float]
+    order: Sequence[int] | None
     price: float
     whole: bool
 
@@ -60,38 +59,21 @@ class Decision:
         self._prefill = prefill
         self.context = max([len(request.tokens) for request in requests]) // _CONTEXTS * _CONTEXTS
         self.rows = requests[0].rows
-        self._count = len(requests) + requests[0].asleep  # of the step
-        self._asking = [i for i, text in enumerate(texts) if text.asks()]
+        asleep = requests[0].asleep  # whose rate is 1
+        self._count = len(requests) + asleep  # of the step
+        self._asking = [i for i, text in enumerate(texts) if text.wakes(self._count)]
         self._offers: list[Offer | None] = [None] * len(requests)
         self._values = [0.0] * len(requests)
         # Somebody has something, or is not asked as it would not have paid.
         self._declined = [bool(text.active) for text in texts]
         for i in self._asking:
             self._declined[i] = False
-
-    # What follows is worked out where there is an offer, or a plan.
-
-    @cached_property
-    def _added(self) -> Sequence[float]:
-        most = sum([request.most for request in self._requests])
-        return self._prices.drafts(self.rows, self.context, most)
-
-    @cached_property
-    def _share(self) -> float:
-        """Of a request in a plain step, in one-row passes."""
-        count = self._count
-        plain = 1.0 if count == 1 else 1.0 + self._prices.added(1, self.context, count - 1)[-1]
-        return plain / count
-
-    @cached_property
-    def _worth(self) -> float:
-        """Tokens in the time of a one-row pass."""
-        asleep = self._count - len(self._texts)  # of rate 1
-        return (sum([text.ledger.rate for text in self._texts]) + asleep) / (self._share * self._count)
-
-    @cached_property
-    def _rooms(self) -> list[float]:
-        return [text.ledger.room * self._share for text in self._texts]
+        self._added = prices.drafts(self.rows, self.context, sum([request.most for request in requests]))
+        plain = 1.0 if self._count == 1 else 1.0 + prices.added(1, self.context, self._count - 1)[-1]
+        self._share = plain / self._count  # of a request in a plain step, in one-row passes
+        # Tokens in the time of a one-row pass.
+        self._worth = (sum([text.ledger.rate for text in texts]) + asleep) / (self._share * self._count)
+        self._rooms = [text.ledger.room * self._share for text in texts]
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
@@ -141,27 +123,26 @@ class Decision:
 
         Nodes that were drawn, and are judged by more than equality, must have been planned, and stay whole.
         """
-        request, planned = self._requests[place], bool(drafter.cost or drafter.draws)
+        if not proposal.tokens:
+            return
+        request, text, planned = self._requests[place], self._texts[place], drafter.cost or drafter.draws
         drawn = request.params.rule in _DRAWING and any(q is not None for q in proposal.q)
-        if not proposal or (drawn and not planned):
+        if drawn and not planned:
             return
         self._declined[place] = True
-        proposal = proposal.cut(request.most)
-        if not planned:
-            self._texts[place].hear(drafter, proposal)
-        price = len(proposal) * self._price(drafter)
+        if len(proposal.tokens) > request.most:
+            proposal = proposal.cut(request.most)
+        calibration = text.calibration(drafter) if planned else text.hear(drafter, proposal)
+        price = len(proposal) * self._price(drafter) if planned else 0.0
         if drawn or request.speculation.length is not None:
-            self._offers[place] = Offer(drafter, proposal, range(len(proposal)), (), price, whole=True)
+            self._offers[place] = Offer(drafter, proposal, (), None, price, whole=True)
             return
-        gains = self._texts[place].calibration(drafter).gains(proposal.estimates, proposal.parents)
-        order: Sequence[int] = range(len(gains))
-        if any(parent != node - 1 for node, parent in enumerate(proposal.parents)):
-            order = sorted(order, key=lambda node: (-gains[node], node))
-            gains = [gains[node] for node in order]
-        value = inf if planned else self._alone(place, gains, self._added, drafter)[0]
-        if value > self._values[place]:
-            self._offers[place] = Offer(drafter, proposal, order, gains, price, whole=False)
-            self._values[place] = value
+        room, least = self._rooms[place], -inf if planned else self._values[place]
+        weighed = weigh(calibration, proposal.estimates, proposal.parents, room, self._added, self._worth, least)
+        if weighed is not None:
+            value, gains, order = weighed
+            self._offers[place] = Offer(drafter, proposal, gains, order, price, whole=False)
+            self._values[place] = inf if planned else value
 
     def proposals(self) -> list[Proposal]:
         """The best offer of each request, cut to what pays; the texts are told what that costs."""
@@ -184,7 +165,8 @@ class Decision:
             count, start = whole[place], starts[place]
             time = times[place] + self._added[start + count] - self._added[start]
             count += counts[place]
-            proposals.append(offer.proposal.keep(offer.order[:count]) if count else nothing[place])
+            kept = offer.proposal.cut(count) if offer.order is None else offer.proposal.keep(offer.order[:count])
+            proposals.append(kept if count else nothing[place])
             self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, self._added[1] / self._share)
         return proposals
 
@@ -200,7 +182,7 @@ class Decision:
         request, text = self._requests[place], self._texts[place]
         if request.most <= 0 or drafter not in text.active:
             return False
-        return request.speculation.length is None or self._offers[place] is None
+        return self._offers[place] is None or request.speculation.length is None
 
     def _unread(self, place: int, drafter: Drafter) -> float:
         """What the drafter has to read of a text before it drafts costs, in one-row passes."""

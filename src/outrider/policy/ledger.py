@@ -19,20 +19,26 @@ _WINDOW = 24.0
 
 
 class Ledger:
-    """tokens: committed while decoding. steps: taken for them. spent: on drafting, in plain steps.
+    """What speculation has cost one request and brought it.
 
-    prefill  what the prompt took, in plain steps.
+    tokens  committed while decoding.
+    steps   taken for them.
+    spent   on drafting, in plain steps.
+    room    what a step may risk: the steps saved so far and a small part of all, less what was spent.
+    rate    tokens written in the time of a plain step of late; 1 to begin with, never below it.
     """
 
-    __slots__ = ("_prefill", "_reading", "_recent", "spent", "steps", "tokens")
+    __slots__ = ("_prefill", "_reading", "_recent", "rate", "room", "spent", "steps", "tokens")
 
     def __init__(self, prefill: float = 0.0) -> None:
+        """prefill: what the prompt took, in plain steps."""
         self._prefill = min(prefill, _PREFILL)
         self._reading = BUDGET * (prefill - self._prefill)
         self._recent = 1.0
         self.tokens = 0
         self.steps = 0
         self.spent = 0.0
+        self._add_up()
 
     def enter(self, tokens: int, spent: float) -> None:
         """A step committed so many tokens, and drafting added so much time to it."""
@@ -41,12 +47,14 @@ class Ledger:
         self.spent += spent
         time = 1 + spent
         self._recent += (tokens - self._recent * time) / (_WINDOW + time)
+        self._add_up()
 
     def plain(self, steps: int) -> None:
         """So many steps had no drafts: as `enter(1, 0)`, each time."""
         self.tokens += steps
         self.steps += steps
         self._recent = 1 + (self._recent - 1) * (_WINDOW / (1 + _WINDOW)) ** steps
+        self._add_up()
 
     def can_read(self, time: float) -> bool:
         """Whether a drafter may take so long to read the text before it drafts; see `read`."""
@@ -57,13 +65,8 @@ class Ledger:
         free = min(time, self._reading)
         self._reading -= free
         self.spent += time - free
+        self._add_up()
 
-    @property
-    def room(self) -> float:
-        """What a step may risk: the steps saved so far and a small part of all, less what was spent."""
-        return self.tokens - self.steps - self.spent + BUDGET * (self.tokens + self._prefill)
-
-    @property
-    def rate(self) -> float:
-        """Tokens written in the time of a plain step of late; 1 to begin with, never below it."""
-        return max(1.0, self._recent)
+    def _add_up(self) -> None:
+        self.rate = max(1.0, self._recent)
+        self.room = self.tokens - self.steps - self.spent + BUDGET * (self.tokens + self._prefill)
