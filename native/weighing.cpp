@@ -1,5 +1,5 @@
 // Which drafted tokens are worth their rows? How far a drafter's estimates are believed, what a proposal would bring by
-// them, and how rows are shared out. Pure arithmetic on a handful of numbers; it is native because each step does it with
+// them, how rows are shared out, and what a request may still risk. Pure arithmetic on a handful of numbers; it is native because each step does it with
 // caches that a pass has just emptied, where Python takes twenty times as long. docs/policy.md explains it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -22,6 +22,11 @@ constexpr double kPrecision = 2.0;  // of the prior: odds are off by a factor of
 constexpr double kMemory = 12.0;    // the precision grows no further, so that a text may change its nature
 constexpr double kLeast = 0.01;     // no estimate is believed to be certain
 constexpr double kFarthest = 4.0;   // of the factor's logarithm from 0
+
+constexpr double kBudget = 0.025;  // of its plain work no request has at any time lost more to drafts that failed
+constexpr double kPrefill = 4.0;   // of the prompt, no more plain steps count than this: answers are short, too
+constexpr double kComing = 32.0;   // reading may be paid for in advance out of so many plain steps that are still to come
+constexpr double kWindow = 24.0;   // over so many plain steps' time the rate is taken; at first they have been plain
 
 // A Python sequence, read where it lies: a table of costs is longer than what is looked at.
 class Items {
@@ -116,6 +121,55 @@ private:
     double precision_ = kPrecision;
 };
 
+// What speculation has cost a request and what it has brought, in units of the request's own share of a plain step. From
+// it follow two numbers: what may still be risked, and how fast the text is written, which is what time is worth.
+class Ledger {
+public:
+    int tokens = 0;    // committed while decoding
+    int steps = 0;     // taken for them
+    double spent = 0;  // on drafting
+
+    // prefill: what the prompt took.
+    explicit Ledger(double prefill)
+        : prefill_(std::min(prefill, kPrefill)), reading_(kBudget * (prefill - prefill_)) {}
+
+    // A step committed so many tokens, and drafting added so much time to it.
+    void enter(int committed, double added) {
+        tokens += committed;
+        ++steps;
+        spent += added;
+        const double time = 1 + added;
+        recent_ += (committed - recent_ * time) / (kWindow + time);
+    }
+
+    // So many steps had no drafts: as `enter(1, 0)`, each time.
+    void plain(int count) {
+        tokens += count;
+        steps += count;
+        recent_ = 1 + (recent_ - 1) * std::pow(kWindow / (1 + kWindow), count);
+    }
+
+    // Whether a drafter may take so long to read the text before it drafts; see `read`.
+    bool can_read(double time) const { return time <= room() + reading_ + kBudget * kComing; }
+
+    // A drafter did. The target has read the prompt, too: a small part of what that took may be used for this.
+    void read(double time) {
+        const double free = std::min(time, reading_);
+        reading_ -= free;
+        spent += time - free;
+    }
+
+    // What a step may risk: the steps saved so far and a small part of all, less what was spent.
+    double room() const { return tokens - steps - spent + kBudget * (tokens + prefill_); }
+
+    // Tokens written in the time of a plain step of late; 1 to begin with, never below it.
+    double rate() const { return std::max(1.0, recent_); }
+
+private:
+    double prefill_, reading_;
+    double recent_ = 1.0;
+};
+
 struct Row {
     double gain;
     size_t request;
@@ -207,6 +261,18 @@ void define_weighing(nb::module_& module) {
         .def("gains", &Calibration::gains, "estimates"_a, "parents"_a)
         .def("learn", &Calibration::learn, "outcomes"_a)
         .def("follow", &Calibration::follow, "tokens"_a, "parents"_a, "estimates"_a, "committed"_a);
+    nb::class_<Ledger>(module, "Ledger")
+        .def(nb::init<double>(), "prefill"_a = 0.0)
+        .def_ro("tokens", &Ledger::tokens)
+        .def_ro("steps", &Ledger::steps)
+        .def_ro("spent", &Ledger::spent)
+        .def_prop_ro("room", &Ledger::room)
+        .def_prop_ro("rate", &Ledger::rate)
+        .def("enter", &Ledger::enter, "tokens"_a, "spent"_a)
+        .def("plain", &Ledger::plain, "steps"_a)
+        .def("can_read", &Ledger::can_read, "time"_a)
+        .def("read", &Ledger::read, "time"_a);
+    module.attr("BUDGET") = kBudget;
     module.def("allocate", &allocate, "gains"_a, "rooms"_a, "added"_a, "worth"_a);
     module.def("weigh", &weigh, "calibration"_a, "estimates"_a, "parents"_a, "room"_a, "added"_a, "worth"_a, "least"_a);
 }

@@ -76,7 +76,7 @@ class Controller(Drafter):
                 for i, proposal in zip(mosts, answers, strict=True):
                     decision.offer(i, drafter, proposal)
         proposals = decision.proposals()
-        self._prices.step_begins(len(requests), decision.rows, sum(map(len, proposals)), decision.context)
+        self._prices.step_begins(len(requests), decision.rows, decision.drafted, decision.context)
         return proposals
 
     def price(self, drafter: str) -> float:

@@ -6,7 +6,6 @@ It depends on nothing but what it is given: estimates, costs and what the texts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -43,7 +42,7 @@ class Decision:
 
     prefill  what a row of a prompt costs, in one-row passes.
 
-    context, rows  tokens before the step; rows of the pass, without drafts.
+    context, rows, drafted  tokens before the step; rows of the pass, without drafts; how many these are.
     """
 
     def __init__(
@@ -57,23 +56,28 @@ class Decision:
         self._texts = texts
         self._prices = prices
         self._prefill = prefill
-        self.context = max([len(request.tokens) for request in requests]) // _CONTEXTS * _CONTEXTS
+        count = self._count = len(requests) + requests[0].asleep  # of the step
         self.rows = requests[0].rows
-        asleep = requests[0].asleep  # whose rate is 1
-        self._count = len(requests) + asleep  # of the step
-        self._asking = [i for i, text in enumerate(texts) if text.wakes(self._count)]
-        self._offers: list[Offer | None] = [None] * len(requests)
-        self._values = [0.0] * len(requests)
-        # Somebody has something, or is not asked as it would not have paid.
-        self._declined = [bool(text.active) for text in texts]
-        for i in self._asking:
-            self._declined[i] = False
-        self._added = prices.drafts(self.rows, self.context, sum([request.most for request in requests]))
-        plain = 1.0 if self._count == 1 else 1.0 + prices.added(1, self.context, self._count - 1)[-1]
-        self._share = plain / self._count  # of a request in a plain step, in one-row passes
-        # Tokens in the time of a one-row pass.
-        self._worth = (sum([text.ledger.rate for text in texts]) + asleep) / (self._share * self._count)
+        self.drafted = 0
+        self._asking: list[int] = []
+        self._declined: list[bool] = []  # somebody has something, or is not asked as it would not have paid
+        rates, most, longest = 0.0, 0, 0
+        for place, text in enumerate(texts):
+            if asked := text.wakes(count):
+                self._asking.append(place)
+            self._declined.append(not asked and bool(text.active))
+            rates += text.ledger.rate
+            most += requests[place].most
+            longest = max(longest, len(requests[place].tokens))
+        self.context = longest // _CONTEXTS * _CONTEXTS
+        self._added = prices.drafts(self.rows, self.context, most)
+        plain = 1.0 if count == 1 else 1.0 + prices.added(1, self.context, count - 1)[-1]
+        self._share = plain / count  # of a request in a plain step, in one-row passes
+        # Tokens in the time of a one-row pass; who sleeps writes at a rate of 1.
+        self._worth = (rates + requests[0].asleep) / (self._share * count)
         self._rooms = [text.ledger.room * self._share for text in texts]
+        self._offers: list[Offer | None] = [None] * len(texts)
+        self._values = [0.0] * len(texts)
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
@@ -146,28 +150,30 @@ class Decision:
 
     def proposals(self) -> list[Proposal]:
         """The best offer of each request, cut to what pays; the texts are told what that costs."""
-        offers = self._offers
-        nothing = [DECLINED if declined else EMPTY for declined in self._declined]
-        if not any(offers):
-            return nothing
-        whole = [len(offer.proposal) if offer and offer.whole else 0 for offer in offers]
-        starts = [0, *accumulate(whole)]
-        fixed = starts.pop()
-        added = [time - self._added[fixed] for time in self._added[fixed:]] if fixed else self._added
-        gains = [offer.gains if offer else () for offer in offers]
-        rooms = [room - offer.price if offer else room for room, offer in zip(self._rooms, offers, strict=True)]
-        counts, times = allocate(gains, rooms, added, self._worth)
-        proposals = []
-        for place, offer in enumerate(offers):
+        proposals = [DECLINED if declined else EMPTY for declined in self._declined]
+        if not any(self._offers):
+            return proposals
+        gains, rooms, starts, fixed = [], [], [], 0
+        for offer, room in zip(self._offers, self._rooms, strict=True):
+            starts.append(fixed)
+            gains.append(offer.gains if offer else ())
+            rooms.append(room - offer.price if offer else room)
+            if offer and offer.whole:
+                fixed += len(offer.proposal)
+        added = self._added
+        left = [time - added[fixed] for time in added[fixed:]] if fixed else added
+        counts, times = allocate(gains, rooms, left, self._worth)
+        for place, offer in enumerate(self._offers):
             if not offer:
-                proposals.append(nothing[place])
                 continue
-            count, start = whole[place], starts[place]
-            time = times[place] + self._added[start + count] - self._added[start]
-            count += counts[place]
-            kept = offer.proposal.cut(count) if offer.order is None else offer.proposal.keep(offer.order[:count])
-            proposals.append(kept if count else nothing[place])
-            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, self._added[1] / self._share)
+            count, start = counts[place], starts[place]
+            whole = len(offer.proposal) if offer.whole else 0
+            time = times[place] + added[start + whole] - added[start]
+            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, added[1] / self._share)
+            if count + whole:
+                self.drafted += count + whole
+                proposal = offer.proposal
+                proposals[place] = proposal.keep(offer.order[:count]) if offer.order else proposal.cut(count + whole)
         return proposals
 
     def _beside(self, others: int, most: int) -> Sequence[float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafters.base import Drafter, Observation, RequestView
-from outrider.kernels._drafting import Calibration
+from outrider.kernels._drafting import Calibration, Ledger
 from outrider.policy.acceptance import Acceptance
 from outrider.policy.alarm import Alarm
-from outrider.policy.ledger import Ledger
 from outrider.types import ROOT, Proposal
 
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
