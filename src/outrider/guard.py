@@ -40,13 +40,17 @@ class DrafterGuard:
             if work.request.id not in self.known and work.request.speculation.length != 0:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
-        places = [place for place, work in enumerate(batch) if work.most > 0]
+        places, ids, rows = [], [], 0
+        for place, work in enumerate(batch):
+            rows += work.end - work.start
+            if work.most > 0:
+                places.append(place)
+                ids.append(work.request.id)
         if self._asleep:
             self._asleep.clear()
         if not places:
             return proposals
         try:
-            ids = [batch[place].request.id for place in places]
             awake = self._drafter.awake(ids)
             if len(awake) < len(ids):
                 self._asleep = {*ids}.difference(awake)
@@ -56,7 +60,7 @@ class DrafterGuard:
                 if not awake:
                     return proposals
                 places = [place for place in places if batch[place].request.id in awake]
-            rows, asleep = sum([work.end - work.start for work in batch]), len(self._asleep)
+            asleep = len(self._asleep)
             answers = self._drafter.propose([self._view(batch[place], rows, asleep) for place in places])
             if len(answers) != len(places):
                 raise ValueError(f"{len(answers)} proposals for {len(places)} requests")

@@ -57,8 +57,12 @@ class Controller(Drafter):
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
-        texts = self._texts
-        return [each for each in request_ids if len((text := texts[each]).tokens) >= text.due]
+        awake = []
+        for request_id in request_ids:
+            text = self._texts[request_id]
+            if len(text.tokens) >= text.due:
+                awake.append(request_id)
+        return awake
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)

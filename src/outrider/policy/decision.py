@@ -81,7 +81,7 @@ class Decision:
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
-        return [i for i in self._asking if self._wants(i, drafter)]
+        return [i for i in self._asking if drafter in self._texts[i].active and self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
@@ -136,7 +136,9 @@ class Decision:
         self._declined[place] = True
         if len(proposal.tokens) > request.most:
             proposal = proposal.cut(request.most)
-        calibration = text.calibration(drafter) if planned else text.hear(drafter, proposal)
+        calibration = text.calibration(drafter)
+        if not planned:
+            text.heard.append((calibration, proposal))
         price = len(proposal) * self._price(drafter) if planned else 0.0
         if drawn or request.speculation.length is not None:
             self._offers[place] = Offer(drafter, proposal, (), None, price, whole=True)

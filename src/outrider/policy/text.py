@@ -22,15 +22,16 @@ class Text:
     active     the drafters that it may use.
     observers  those that want to know what became of their proposals.
     ledger     what drafting has cost and brought.
+    heard      what free drafters have proposed in this step, whatever becomes of it, and how far each is believed.
     due        the length of the text at which there is something to decide. Free drafters are asked, and the others
                planned for, less and less often where that is of no use; where the request says itself how much is
                drafted, both are at all times.
     """
 
     __slots__ = (
-        "_acceptances", "_asked", "_asking", "_calibrations", "_drafter", "_fixed", "_gain", "_heard", "_hits", "_known",
-        "_lookup", "_planned", "_planning", "_read", "_requests", "_row", "_spent", "active", "due", "ledger",
-        "observers", "tokens",
+        "_acceptances", "_asked", "_asking", "_calibrations", "_drafter", "_fixed", "_gain", "_hits", "_known",
+        "_lookup", "_planned", "_planning", "_read", "_requests", "_row", "_spent", "active", "due", "heard",
+        "ledger", "observers", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
@@ -51,7 +52,7 @@ class Text:
         self._read = {id(drafter): 0 for drafter in active}
         self._spent = 0.0
         self._drafter: Drafter | None = None
-        self._heard: list[tuple[Calibration, Proposal]] = []
+        self.heard: list[tuple[Calibration, Proposal]] = []
         self._lookup = lookup
         self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
@@ -103,12 +104,6 @@ class Text:
         self._planning.set(len(self.tokens) + 1, useless=drafter is None and not self._fixed)
         self.due = min(self._asking.due, self._planning.due)
 
-    def hear(self, drafter: Drafter, proposal: Proposal) -> Calibration:
-        """A free drafter has proposed this, whatever becomes of it. How far it can be believed."""
-        calibration = self._calibrations[id(drafter)]
-        self._heard.append((calibration, proposal))
-        return calibration
-
     def draft(self, drafter: Drafter, spent: float, row: float) -> None:
         """A proposal of the drafter is on its way, or that part of it which pays.
 
@@ -127,10 +122,10 @@ class Text:
         self._known += len(committed)
         self.ledger.enter(len(committed), self._spent)
         hit = False
-        for calibration, proposal in self._heard:
+        for calibration, proposal in self.heard:
             if calibration.follow(proposal.tokens, proposal.parents, proposal.estimates, committed):
                 hit = True
-        self._heard.clear()
+        self.heard.clear()
         planned = self._drafter in self._planned
         if self._asked:
             self._asked = False
