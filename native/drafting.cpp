@@ -139,19 +139,25 @@ public:
     using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
     using Chances = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-    static constexpr int kBits = 21;  // of each token in a key
+    static constexpr int kBits = 21;           // of each token in a key
+    static constexpr size_t kFollowers = 8;    // of an n-gram, at most
 
     // Longest n-grams first, as `add`ed.
     void add(int order, Keys keys, Ids tokens, Chances chances) {
         if (order < 1 || order > 3 || tokens.shape(0) != keys.shape(0) || chances.shape(0) != keys.shape(0) ||
             chances.shape(1) != tokens.shape(1))
             throw std::invalid_argument("followers: shapes do not agree");
-        if (tables_.size() == 3 || keys.shape(0) > size_t(INT32_MAX)) throw std::invalid_argument("followers: too many");
-        Table& table = tables_.emplace_back(Table{size_t(order), keys, tokens, chances, {}});
+        if (tables_.size() == 3 || tokens.shape(1) > kFollowers || keys.shape(0) > size_t(INT32_MAX))
+            throw std::invalid_argument("followers: too many");
+        Table& table = tables_.emplace_back(Table{size_t(order), {}, {}});
+        table.rows.resize(keys.shape(0));
         table.places.resize(std::bit_ceil(2 * keys.shape(0) + 1));
-        for (size_t row = 0; row < keys.shape(0); ++row) {
-            const int64_t key = keys.data()[row];
-            table.places[table.slot(key)] = {int32_t(row), uint32_t(Table::hash(key))};
+        for (size_t i = 0; i < keys.shape(0); ++i) {
+            Row& row = table.rows[i];
+            row.key = keys.data()[i];
+            std::copy_n(tokens.data() + i * tokens.shape(1), tokens.shape(1), row.tokens);
+            std::copy_n(chances.data() + i * tokens.shape(1), tokens.shape(1), row.chances);
+            table.places[table.slot(row.key)] = {int32_t(i), uint32_t(Table::hash(row.key))};
         }
     }
 
@@ -168,11 +174,10 @@ public:
         for (size_t i = 0; i < tables_.size(); ++i) {
             const Table& table = tables_[i];
             if (suffix.size() < table.order) continue;
-            const int32_t row = table.places[table.slot(keys[i])].row;
-            if (row < 0) continue;
-            const size_t width = table.tokens.shape(1), first = size_t(row) * width;
-            for (size_t j = first; j < first + width && table.chances.data()[j] > 0; ++j)
-                say(table.tokens.data()[j], table.chances.data()[j] / 256.0);
+            const int32_t place = table.places[table.slot(keys[i])].row;
+            if (place < 0) continue;
+            const Row& row = table.rows[size_t(place)];
+            for (size_t j = 0; j < kFollowers && row.chances[j] > 0; ++j) say(row.tokens[j], row.chances[j] / 256.0);
             return;
         }
     }
@@ -183,12 +188,17 @@ private:
         uint32_t mark = 0;  // of the key: most others are told by it
     };
 
+    struct Row {  // all of it lies together: what is not in the caches is dear, and more so in another page
+        int64_t key;
+        int32_t tokens[kFollowers];
+        uint8_t chances[kFollowers];  // 0 after the last one
+    };
+
+    // The rows of one order, and a hash table of them: to look for a key in order would touch far more memory.
     struct Table {
         size_t order;
-        Keys keys;
-        Ids tokens;
-        Chances chances;
-        std::vector<Place> places;  // a hash table of rows: to look for a key in order would touch far more memory
+        std::vector<Row> rows;
+        std::vector<Place> places;
 
         static uint64_t hash(int64_t key) { return uint64_t(key) * 0x9e3779b97f4a7c15u; }
 
@@ -198,7 +208,7 @@ private:
             const auto mark = uint32_t(hash(key));
             for (size_t at = first(key);; at = (at + 1) & (places.size() - 1)) {
                 const Place& place = places[at];
-                if (place.row < 0 || (place.mark == mark && keys.data()[place.row] == key)) return at;
+                if (place.row < 0 || (place.mark == mark && rows[size_t(place.row)].key == key)) return at;
             }
         }
     };

@@ -70,19 +70,31 @@ public:
         return raised / (1 - p + raised);
     }
 
-    // Per node, the probability that it is reached and accepted.
-    std::vector<double> gains(nb::handle estimates, nb::handle parents) const {
-        const Items stated(estimates), above(parents);
-        if (stated.size() != above.size()) throw nb::value_error("estimates and parents are not equally long");
+    // The drafter has proposed this. It is kept side by side for `follow`, which comes after a pass.
+    void hear(nb::object tokens, nb::handle parents, nb::handle estimates) {
+        const Items above(parents), stated(estimates);
+        if (above.size() != stated.size()) throw nb::value_error("parents and estimates are not equally long");
+        nodes_.clear();
+        for (size_t node = 0; node < above.size(); ++node) {
+            nodes_.push_back({above.integer(node), stated.number(node)});
+            if (nodes_.back().parent >= long(node)) throw nb::index_error("a node comes before its parent");
+        }
+        tokens_ = std::move(tokens);
+    }
+
+    // Per node of what was heard, the probability that it is reached and accepted.
+    std::vector<double> gains() const {
         std::vector<double> gains;
-        for (size_t node = 0; node < stated.size(); ++node) {
-            const long parent = above.integer(node);
-            if (parent >= long(node)) throw nb::index_error("a node comes before its parent");
-            const double p = believed(stated.number(node));
+        for (const auto& [parent, estimate] : nodes_) {
+            const double p = believed(estimate);
             gains.push_back(parent >= 0 ? p * gains[size_t(parent)] : p);
         }
         return gains;
     }
+
+    // What it would bring if there were no other proposal, where that is more than `least`: (value, gains, order), the
+    // nodes with the greatest gains first; order is None where that is their own. Else None. See `allocate`.
+    nb::object weigh(double room, nb::handle added, double worth, double least) const;
 
     // Tokens with these estimates were reached, and each was accepted or not.
     void learn(const std::vector<std::pair<double, bool>>& outcomes) {
@@ -97,19 +109,18 @@ public:
         odds = std::exp(log_);
     }
 
-    // The text went on with these tokens, whether or not what was proposed was verified: the nodes whose turn came teach.
+    // The text went on with these tokens, whether or not what was heard was verified: the nodes whose turn came teach.
     // Whether one was right.
-    bool follow(nb::handle tokens, nb::handle parents, nb::handle estimates, nb::handle committed) {
-        const Items proposed(tokens), above(parents), stated(estimates), text(committed);
+    bool follow(nb::handle committed) {
+        const Items proposed(tokens_), text(committed);
         std::vector<std::pair<double, bool>> outcomes;
         long here = -1;
         size_t turn = 0;
-        for (size_t node = 0; node < std::min({proposed.size(), above.size(), stated.size()}); ++node) {
-            if (turn == text.size()) break;
-            if (above.integer(node) != here) continue;
+        for (size_t node = 0; node < std::min(nodes_.size(), proposed.size()) && turn < text.size(); ++node) {
+            if (nodes_[node].parent != here) continue;
             const int right = PyObject_RichCompareBool(proposed[node], text[turn], Py_EQ);
             if (right < 0) throw nb::python_error();
-            outcomes.emplace_back(stated.number(node), right);
+            outcomes.emplace_back(nodes_[node].estimate, right);
             if (right) here = long(node), ++turn;
         }
         learn(outcomes);
@@ -117,6 +128,13 @@ public:
     }
 
 private:
+    struct Node {
+        long parent;
+        double estimate;
+    };
+
+    std::vector<Node> nodes_;
+    nb::object tokens_ = nb::tuple();
     double log_ = 0.0;
     double precision_ = kPrecision;
 };
@@ -223,14 +241,11 @@ std::pair<std::vector<int>, std::vector<double>> allocate(nb::handle gains, std:
     return found;
 }
 
-// What a proposal would bring if there were no other, by what is believed of it, where that is more than `least`:
-// (value, gains, order), the nodes with the greatest gains first; order is None where that is their own. Else None.
-nb::object weigh(const Calibration& calibration, nb::handle estimates, nb::handle parents, double room, nb::handle added,
-                 double worth, double least) {
-    std::vector<double> gains = calibration.gains(estimates, parents);
-    const Items above(parents), times(added);
+nb::object Calibration::weigh(double room, nb::handle added, double worth, double least) const {
+    std::vector<double> gains = this->gains();
+    const Items times(added);
     bool chain = true;
-    for (size_t node = 0; node < gains.size(); ++node) chain &= above.integer(node) == long(node) - 1;
+    for (size_t node = 0; node < gains.size(); ++node) chain &= nodes_[node].parent == long(node) - 1;
     std::vector<int> order;
     if (!chain) {
         for (size_t node = 0; node < gains.size(); ++node) order.push_back(int(node));
@@ -258,9 +273,11 @@ void define_weighing(nb::module_& module) {
         .def(nb::init<>())
         .def_ro("odds", &Calibration::odds)
         .def("believed", &Calibration::believed, "estimate"_a)
-        .def("gains", &Calibration::gains, "estimates"_a, "parents"_a)
+        .def("hear", &Calibration::hear, "tokens"_a, "parents"_a, "estimates"_a)
+        .def("gains", &Calibration::gains)
+        .def("weigh", &Calibration::weigh, "room"_a, "added"_a, "worth"_a, "least"_a)
         .def("learn", &Calibration::learn, "outcomes"_a)
-        .def("follow", &Calibration::follow, "tokens"_a, "parents"_a, "estimates"_a, "committed"_a);
+        .def("follow", &Calibration::follow, "committed"_a);
     nb::class_<Ledger>(module, "Ledger")
         .def(nb::init<double>(), "prefill"_a = 0.0)
         .def_ro("tokens", &Ledger::tokens)
@@ -274,7 +291,6 @@ void define_weighing(nb::module_& module) {
         .def("read", &Ledger::read, "time"_a);
     module.attr("BUDGET") = kBudget;
     module.def("allocate", &allocate, "gains"_a, "rooms"_a, "added"_a, "worth"_a);
-    module.def("weigh", &weigh, "calibration"_a, "estimates"_a, "parents"_a, "room"_a, "added"_a, "worth"_a, "least"_a);
 }
 
 }  // namespace outrider

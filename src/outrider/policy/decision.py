@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.kernels._drafting import allocate, weigh
+from outrider.kernels._drafting import allocate
 from outrider.policy.prices import Prices
 from outrider.policy.text import Text
 from outrider.types import DECLINED, EMPTY, Proposal
@@ -137,14 +137,15 @@ class Decision:
         if len(proposal.tokens) > request.most:
             proposal = proposal.cut(request.most)
         calibration = text.calibration(drafter)
+        calibration.hear(proposal.tokens, proposal.parents, proposal.estimates)
         if not planned:
-            text.heard.append((calibration, proposal))
+            text.heard.append(calibration)
         price = len(proposal) * self._price(drafter) if planned else 0.0
         if drawn or request.speculation.length is not None:
             self._offers[place] = Offer(drafter, proposal, (), None, price, whole=True)
             return
         room, least = self._rooms[place], -inf if planned else self._values[place]
-        weighed = weigh(calibration, proposal.estimates, proposal.parents, room, self._added, self._worth, least)
+        weighed = calibration.weigh(room, self._added, self._worth, least)
         if weighed is not None:
             value, gains, order = weighed
             self._offers[place] = Offer(drafter, proposal, gains, order, price, whole=False)

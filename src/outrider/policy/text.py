@@ -22,7 +22,7 @@ class Text:
     active     the drafters that it may use.
     observers  those that want to know what became of their proposals.
     ledger     what drafting has cost and brought.
-    heard      what free drafters have proposed in this step, whatever becomes of it, and how far each is believed.
+    heard      of the free drafters that have proposed something in this step, whatever becomes of it.
     due        the length of the text at which there is something to decide. Free drafters are asked, and the others
                planned for, less and less often where that is of no use; where the request says itself how much is
                drafted, both are at all times.
@@ -52,7 +52,7 @@ class Text:
         self._read = {id(drafter): 0 for drafter in active}
         self._spent = 0.0
         self._drafter: Drafter | None = None
-        self.heard: list[tuple[Calibration, Proposal]] = []
+        self.heard: list[Calibration] = []
         self._lookup = lookup
         self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
@@ -122,9 +122,8 @@ class Text:
         self._known += len(committed)
         self.ledger.enter(len(committed), self._spent)
         hit = False
-        for calibration, proposal in self.heard:
-            if calibration.follow(proposal.tokens, proposal.parents, proposal.estimates, committed):
-                hit = True
+        for calibration in self.heard:
+            hit = calibration.follow(committed) or hit
         self.heard.clear()
         planned = self._drafter in self._planned
         if self._asked:
