@@ -19,7 +19,7 @@ from outrider.types import EMPTY, Proposal
 
 log = logging.getLogger(__name__)
 
-_LOOKUP = 2e-4  # seconds: the policy, its free drafters and all around them, with caches that a pass has just emptied
+_LOOKUP = 8e-5  # seconds: the policy, its free drafters and all around them, with caches that a pass has just emptied
 _ROWS = 16  # a row of a prompt costs what one of so many rows does
 
 

@@ -45,6 +45,11 @@ class Decision:
     context, rows, drafted  tokens before the step; rows of the pass, without drafts; how many these are.
     """
 
+    __slots__ = (
+        "_added", "_asking", "_count", "_declined", "_offers", "_prefill", "_prices", "_requests", "_rooms", "_share",
+        "_texts", "_values", "_worth", "context", "drafted", "rows",
+    )  # fmt: skip
+
     def __init__(
         self,
         requests: Sequence[DraftRequest],

@@ -12,7 +12,7 @@ from functools import lru_cache
 from outrider.drafters.base import Drafter
 from outrider.policy.costs import Costs
 
-_DRAFTING = 1.2e-4  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
+_DRAFTING = 5e-5  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
 _RATE = 0.02  # octaves that one time moves a median, and up to eight times that where many in a row lie on one side
 _AGREE = 4  # times in a row that double it
 _BAND = 0.2  # octaves by which it must have moved
