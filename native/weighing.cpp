@@ -228,7 +228,8 @@ void take(const std::vector<Row>& rows, std::vector<double>& rooms, const Items&
 std::pair<std::vector<int>, std::vector<double>> allocate(nb::handle gains, std::vector<double> rooms, nb::handle added,
                                                           double worth) {
     const Items requests(gains);
-    if (rooms.size() != requests.size()) throw nb::value_error("gains and rooms are not equally long");
+    if (rooms.size() < requests.size()) throw nb::value_error("a request has no room");
+    rooms.resize(requests.size());
     std::vector<Row> rows;
     for (size_t i = 0; i < requests.size(); ++i) {
         const Items mine(nb::handle(requests[i]));
