@@ -4,12 +4,16 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
+
+#include "drafting.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -73,19 +77,10 @@ private:
 // Where the n-grams of a growing text occurred: their latest occurrences, and from each occurrence the one before it.
 class Index {
 public:
-    void append(nb::sequence tokens) {
-        const nb::object items = nb::steal(PySequence_Fast(tokens.ptr(), "tokens are a sequence"));
-        if (!items.is_valid()) throw nb::python_error();
-        const auto count = PySequence_Fast_GET_SIZE(items.ptr());
-        for (Py_ssize_t i = 0; i < count; ++i) {
-            text_.push_back(nb::cast<int32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i))));
-            const auto position = int32_t(text_.size()) - 1;
-            for (Chain& chain : chains_) {
-                const bool whole = position + 1 >= chain.latest.order();
-                chain.earlier.push_back(whole ? chain.latest.replace(text_, position) : -1);
-            }
-        }
-    }
+    void append(nb::sequence tokens) { take(tokens, 0); }
+
+    // Takes in what `tokens`, the whole text so far, has beyond what is known.
+    void extend(nb::sequence tokens) { take(tokens, Py_ssize_t(text_.size())); }
 
     size_t length() const { return text_.size(); }
 
@@ -112,6 +107,20 @@ private:
         std::vector<int32_t> earlier = {};
     };
 
+    void take(nb::sequence tokens, Py_ssize_t first) {
+        const nb::object items = nb::steal(PySequence_Fast(tokens.ptr(), "tokens are a sequence"));
+        if (!items.is_valid()) throw nb::python_error();
+        const auto count = PySequence_Fast_GET_SIZE(items.ptr());
+        for (Py_ssize_t i = first; i < count; ++i) {
+            text_.push_back(nb::cast<int32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), i))));
+            const auto position = int32_t(text_.size()) - 1;
+            for (Chain& chain : chains_) {
+                const bool whole = position + 1 >= chain.latest.order();
+                chain.earlier.push_back(whole ? chain.latest.replace(text_, position) : -1);
+            }
+        }
+    }
+
     int32_t common(Tokens suffix, int32_t at) const {
         const auto most = std::min<int32_t>({kLongest, int32_t(suffix.size()), at});
         int32_t match = 0;
@@ -130,39 +139,78 @@ public:
     using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
     using Chances = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-    static constexpr int kBits = 21;  // of each token in a key
+    static constexpr int kBits = 21;           // of each token in a key
+    static constexpr size_t kFollowers = 8;    // of an n-gram, at most
 
     // Longest n-grams first, as `add`ed.
     void add(int order, Keys keys, Ids tokens, Chances chances) {
         if (order < 1 || order > 3 || tokens.shape(0) != keys.shape(0) || chances.shape(0) != keys.shape(0) ||
             chances.shape(1) != tokens.shape(1))
             throw std::invalid_argument("followers: shapes do not agree");
-        tables_.push_back({size_t(order), keys, tokens, chances});
+        if (tables_.size() == 3 || tokens.shape(1) > kFollowers || keys.shape(0) > size_t(INT32_MAX))
+            throw std::invalid_argument("followers: too many");
+        Table& table = tables_.emplace_back(Table{size_t(order), {}, {}});
+        table.rows.resize(keys.shape(0));
+        table.places.resize(std::bit_ceil(2 * keys.shape(0) + 1));
+        for (size_t i = 0; i < keys.shape(0); ++i) {
+            Row& row = table.rows[i];
+            row.key = keys.data()[i];
+            std::copy_n(tokens.data() + i * tokens.shape(1), tokens.shape(1), row.tokens);
+            std::copy_n(chances.data() + i * tokens.shape(1), tokens.shape(1), row.chances);
+            table.places[table.slot(row.key)] = {int32_t(i), uint32_t(Table::hash(row.key))};
+        }
     }
 
     // Calls say(token, chance) for what follows the longest n-gram at the end of `suffix` that is known.
     template <typename Say>
     void after(Tokens suffix, Say say) const {
-        for (const Table& table : tables_) {
+        int64_t keys[3];
+        for (size_t i = 0; i < tables_.size(); ++i)  // memory is far away: all tables are asked for at once
+            if (suffix.size() >= tables_[i].order) {
+                keys[i] = 0;
+                for (const int32_t token : suffix.last(tables_[i].order)) keys[i] = keys[i] << kBits | token;
+                __builtin_prefetch(&tables_[i].places[tables_[i].first(keys[i])]);
+            }
+        for (size_t i = 0; i < tables_.size(); ++i) {
+            const Table& table = tables_[i];
             if (suffix.size() < table.order) continue;
-            int64_t key = 0;
-            for (const int32_t token : suffix.last(table.order)) key = key << kBits | token;
-            const int64_t *begin = table.keys.data(), *end = begin + table.keys.shape(0);
-            const int64_t* place = std::lower_bound(begin, end, key);
-            if (place == end || *place != key) continue;
-            const size_t width = table.tokens.shape(1), first = size_t(place - begin) * width;
-            for (size_t i = first; i < first + width && table.chances.data()[i] > 0; ++i)
-                say(table.tokens.data()[i], table.chances.data()[i] / 256.0);
+            const int32_t place = table.places[table.slot(keys[i])].row;
+            if (place < 0) continue;
+            const Row& row = table.rows[size_t(place)];
+            for (size_t j = 0; j < kFollowers && row.chances[j] > 0; ++j) say(row.tokens[j], row.chances[j] / 256.0);
             return;
         }
     }
 
 private:
+    struct Place {
+        int32_t row = -1;
+        uint32_t mark = 0;  // of the key: most others are told by it
+    };
+
+    struct Row {  // all of it lies together: what is not in the caches is dear, and more so in another page
+        int64_t key;
+        int32_t tokens[kFollowers];
+        uint8_t chances[kFollowers];  // 0 after the last one
+    };
+
+    // The rows of one order, and a hash table of them: to look for a key in order would touch far more memory.
     struct Table {
         size_t order;
-        Keys keys;
-        Ids tokens;
-        Chances chances;
+        std::vector<Row> rows;
+        std::vector<Place> places;
+
+        static uint64_t hash(int64_t key) { return uint64_t(key) * 0x9e3779b97f4a7c15u; }
+
+        size_t first(int64_t key) const { return (hash(key) >> 32) & (places.size() - 1); }
+
+        size_t slot(int64_t key) const {
+            const auto mark = uint32_t(hash(key));
+            for (size_t at = first(key);; at = (at + 1) & (places.size() - 1)) {
+                const Place& place = places[at];
+                if (place.row < 0 || (place.mark == mark && rows[size_t(place.row)].key == key)) return at;
+            }
+        }
     };
 
     std::vector<Table> tables_;
@@ -173,9 +221,29 @@ struct Choice {
     double estimate;
 };
 
-// The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has, 3 / longest^1.5 votes,
-// goes to the followers. A runner-up among the occurrences is right in 0.6 of what the votes say.
-void choose(const std::vector<Occurrence>& occurrences, const Followers* followers, Tokens suffix,
+// The most likely first; of equals, the one that came first. (An insertion sort: they are few, and nothing is allocated.)
+void sort(std::vector<Choice>& choices) {
+    for (size_t i = 1; i < choices.size(); ++i) {
+        const Choice choice = choices[i];
+        size_t place = i;
+        for (; place > 0 && choices[place - 1].estimate < choice.estimate; --place) choices[place] = choices[place - 1];
+        choices[place] = choice;
+    }
+}
+
+// The votes that silence has beside a longest match of so many tokens.
+double silence_beside(int32_t longest) {
+    static const std::array<double, 2 * kLongest> known = [] {
+        std::array<double, 2 * kLongest> votes{1.0};  // where there is no match, all
+        for (size_t n = 1; n < votes.size(); ++n) votes[n] = 3 * std::pow(n, -1.5);
+        return votes;
+    }();
+    return size_t(longest) < known.size() ? known[size_t(longest)] : 3 * std::pow(longest, -1.5);
+}
+
+// The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has goes to the followers. A
+// runner-up among the occurrences is right in 0.6 of what the votes say.
+void choose(std::span<const Occurrence> occurrences, const Followers* followers, Tokens suffix,
             std::vector<Choice>& choices) {
     choices.clear();
     int32_t longest = 0;
@@ -190,10 +258,9 @@ void choose(const std::vector<Occurrence>& occurrences, const Followers* followe
         else known->estimate += vote;
         total += vote;
     }
-    const auto likelier = [](const Choice& a, const Choice& b) { return a.estimate > b.estimate; };
-    std::stable_sort(choices.begin(), choices.end(), likelier);  // of equals, the later occurrence comes first
+    sort(choices);  // of equals, the later occurrence comes first
     if (choices.size() > kChoices) choices.resize(kChoices);
-    const double silence = occurrences.empty() ? 1.0 : 3 * std::pow(longest, -1.5);
+    const double silence = silence_beside(longest);
     total += silence;
     for (size_t i = 0; i < choices.size(); ++i) choices[i].estimate *= (i == 0 ? 1.0 : 0.6) / total;
     if (followers == nullptr) return;
@@ -203,7 +270,7 @@ void choose(const std::vector<Occurrence>& occurrences, const Followers* followe
             if (choice.token == token) return void(choice.estimate += estimate);
         choices.push_back({token, estimate});
     });
-    std::stable_sort(choices.begin(), choices.end(), likelier);
+    sort(choices);
 }
 
 // A node that the tree may get, and what is needed to go on from it.
@@ -214,50 +281,76 @@ struct Candidate {
     double estimate;
 };
 
+// The last tokens of a way through the tree: as many as are ever compared.
+struct Way {
+    std::array<int32_t, kLongest> tokens;
+    size_t length;
+
+    explicit Way(Tokens end) : length(end.size()) { std::copy(end.begin(), end.end(), tokens.begin()); }
+
+    Tokens suffix() const { return Tokens(tokens).first(length); }
+
+    void add(int32_t token) {
+        if (length == tokens.size()) std::shift_left(tokens.begin(), tokens.end(), 1);
+        else ++length;
+        tokens[length - 1] = token;
+    }
+};
+
 struct Node {
     Candidate is;
-    std::vector<int32_t> suffix;
-    std::vector<Occurrence> occurrences;  // of that suffix
+    Way way;
+    size_t first, last;  // of the occurrences of that way
 };
 
 // A tree of at most `count` nodes after the end of `own`, most probable first: (tokens, parents, estimates).
 nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers, int count) {
     std::vector<const Index*> indices{&own};
     for (nb::handle other : others) indices.push_back(nb::cast<const Index*>(other));
-    std::vector<Candidate> candidates;  // in the order in which they came
+    std::vector<Occurrence> occurrences;  // of all nodes, one after the other
+    std::vector<Candidate> candidates;    // in the order in which they came
     std::vector<Node> nodes;
     std::vector<Choice> choices;
-    const auto look = [&](int parent, double gain, Tokens suffix, std::vector<Occurrence>& occurrences) {
-        if (occurrences.empty())  // all of them end with the text: start over, as a loop would
+    occurrences.reserve(256);
+    candidates.reserve(128);
+    nodes.reserve(size_t(std::max(count, 0)));
+    const auto look = [&](int parent, double gain, Tokens suffix, size_t first) {
+        if (occurrences.size() == first)  // all of them end with the text: start over, as a loop would
             for (const Index* index : indices) index->find(suffix, occurrences);
-        choose(occurrences, followers, suffix, choices);
+        choose(std::span(occurrences).subspan(first), followers, suffix, choices);
         for (const Choice& choice : choices)
             if (gain * choice.estimate >= kLeast)
                 candidates.push_back({gain * choice.estimate, choice.token, parent, choice.estimate});
     };
-    std::vector<Occurrence> found;
-    look(-1, 1.0, own.end(), found);
-    nodes.reserve(size_t(std::max(count, 0)));
+    const Way end(own.end());
+    look(-1, 1.0, end.suffix(), 0);
+    const size_t found = occurrences.size();
     while (!candidates.empty() && int(nodes.size()) < count) {
         const auto rarer = [](const Candidate& a, const Candidate& b) { return a.gain < b.gain; };
         const auto best = std::max_element(candidates.begin(), candidates.end(), rarer);  // of equals, the first
         const Candidate is = *best;
         candidates.erase(best);
-        const Tokens before = is.parent < 0 ? own.end() : Tokens(nodes[is.parent].suffix);
-        Node& node = nodes.emplace_back(Node{is, {before.begin(), before.end()}, {}});
-        node.suffix.push_back(is.token);
-        for (const Occurrence& o : is.parent < 0 ? found : nodes[is.parent].occurrences)
+        const Node* parent = is.parent < 0 ? nullptr : &nodes[size_t(is.parent)];
+        const size_t first = occurrences.size();
+        for (size_t i = parent ? parent->first : 0; i < (parent ? parent->last : found); ++i) {
+            const Occurrence o = occurrences[i];
             if ((*o.text)[o.at] == is.token && size_t(o.at) + 1 < o.text->size() && (*o.text)[o.at + 1] != kSeparator)
-                node.occurrences.push_back({o.text, o.at + 1, o.match + 1});
-        if (int(nodes.size()) < count) look(int(nodes.size()) - 1, is.gain, node.suffix, node.occurrences);
+                occurrences.push_back({o.text, o.at + 1, o.match + 1});
+        }
+        Node& node = nodes.emplace_back(Node{is, parent ? parent->way : end, first, 0});
+        node.way.add(is.token);
+        if (int(nodes.size()) < count) look(int(nodes.size()) - 1, is.gain, node.way.suffix(), first);
+        node.last = occurrences.size();
     }
-    nb::list tokens, parents, estimates;
-    for (const Node& node : nodes) {
-        tokens.append(node.is.token);
-        parents.append(node.is.parent);
-        estimates.append(node.is.estimate);
-    }
-    return nb::make_tuple(nb::tuple(tokens), nb::tuple(parents), nb::tuple(estimates));
+    const auto each = [&](auto of) {
+        nb::object items = nb::steal(PyTuple_New(Py_ssize_t(nodes.size())));
+        for (size_t i = 0; i < nodes.size(); ++i)
+            PyTuple_SET_ITEM(items.ptr(), Py_ssize_t(i), nb::cast(of(nodes[i].is)).release().ptr());
+        return items;
+    };
+    return nb::make_tuple(each([](const Candidate& is) { return is.token; }),
+                          each([](const Candidate& is) { return is.parent; }),
+                          each([](const Candidate& is) { return is.estimate; }));
 }
 
 }  // namespace
@@ -266,9 +359,11 @@ NB_MODULE(_drafting, module) {
     nb::class_<Index>(module, "Index")
         .def(nb::init<>())
         .def("append", &Index::append, "tokens"_a)
+        .def("extend", &Index::extend, "tokens"_a)
         .def("__len__", &Index::length);
     nb::class_<Followers>(module, "Followers")
         .def(nb::init<>())
         .def("add", &Followers::add, "order"_a, "keys"_a, "tokens"_a, "chances"_a);
     module.def("grow", &grow, "own"_a, "others"_a, "followers"_a.none(), "count"_a);
+    outrider::define_weighing(module);
 }

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from outrider.constraints import legal_part
-from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView, Taps
+from outrider.drafters.base import Drafter, DraftRequest, Observation, Taps
 from outrider.request import Request
 from outrider.scheduler import Commit, Work
 from outrider.types import DECLINED, EMPTY, ROOT, FloatArray, Proposal
@@ -30,6 +30,7 @@ class DrafterGuard:
         self._vocabulary = vocabulary
         self._suspected = False
         self._asleep: set[int] = set()
+        self._views: dict[int, DraftRequest] = {}
         self.taps = drafter.taps
         self.known: dict[int, Request] = {}
 
@@ -39,28 +40,33 @@ class DrafterGuard:
             if work.request.id not in self.known and work.request.speculation.length != 0:
                 self._begin(work.request)
         proposals = [EMPTY] * len(batch)
-        places = [place for place, work in enumerate(batch) if work.most > 0]
-        self._asleep.clear()
+        places, ids, rows = [], [], 0
+        for place, work in enumerate(batch):
+            rows += work.end - work.start
+            if work.most > 0:
+                places.append(place)
+                ids.append(work.request.id)
+        if self._asleep:
+            self._asleep.clear()
         if not places:
             return proposals
         try:
-            ids = [batch[place].request.id for place in places]
             awake = self._drafter.awake(ids)
             if len(awake) < len(ids):
                 self._asleep = {*ids}.difference(awake)
                 for place in places:
                     if batch[place].request.id in self._asleep:
                         proposals[place] = DECLINED
-                places = [place for place in places if batch[place].request.id in awake]
-                if not places:
+                if not awake:
                     return proposals
-            rows, asleep = sum([work.end - work.start for work in batch]), len(self._asleep)
-            answers = self._drafter.propose([_draft_request(batch[place], rows, asleep) for place in places])
+                places = [place for place in places if batch[place].request.id in awake]
+            asleep = len(self._asleep)
+            answers = self._drafter.propose([self._view(batch[place], rows, asleep) for place in places])
             if len(answers) != len(places):
                 raise ValueError(f"{len(answers)} proposals for {len(places)} requests")
             for place, answer in zip(places, answers, strict=True):
                 if answer is not EMPTY:
-                    proposals[place] = self._usable(answer, batch[place])
+                    proposals[place] = answer if answer is DECLINED else self._usable(answer, batch[place])
         except Exception as error:
             self._suspect(error)
         return proposals
@@ -94,6 +100,7 @@ class DrafterGuard:
     def end(self, request: Request) -> None:
         """Let the drafter forget a request, if it ever heard of it."""
         if self.known.pop(request.id, None):
+            del self._views[request.id]
             try:
                 self._drafter.end(request.id)
             except Exception as error:
@@ -101,20 +108,30 @@ class DrafterGuard:
 
     def _begin(self, request: Request) -> None:
         self.known[request.id] = request
+        view = self._views[request.id] = DraftRequest(
+            id=request.id,
+            tokens=request.tokens,
+            prompt_length=len(request.prompt),
+            prediction=request.prediction,
+            constrained=request.constraint is not None,
+            speculation=request.speculation,
+            reuse=request.reuse,
+            most=0,
+            params=request.params,
+        )
         try:
-            self._drafter.begin(
-                RequestView(
-                    id=request.id,
-                    tokens=request.tokens,
-                    prompt_length=len(request.prompt),
-                    prediction=request.prediction,
-                    constrained=request.constraint is not None,
-                    speculation=request.speculation,
-                    reuse=request.reuse,
-                )
-            )
+            self._drafter.begin(view)
         except Exception as error:
             self._suspect(error)
+
+    def _view(self, work: Work, rows: int, asleep: int) -> DraftRequest:
+        """What the drafter is told in this step. To make one anew each time takes several microseconds."""
+        request = work.request
+        view = self._views[request.id]
+        view.most, view.rows, view.asleep, view.noise = work.most, rows, asleep, request.noise
+        if request.constraint:
+            view.forced = tuple(request.constraint.forced())
+        return view
 
     def _usable(self, answer: Proposal, work: Work) -> Proposal:
         """What of an answer can be sent to verification."""
@@ -179,22 +196,3 @@ def _kept_taps(commit: Commit, first: int, taps: Mapping[int, FloatArray]) -> Ta
     last = nodes + len(kept)
     rows = slice(first, last) if kept == tuple(range(len(kept))) else [*range(first, nodes), *(nodes + n for n in kept)]
     return Taps(work.start, {layer: values[rows] for layer, values in taps.items()})
-
-
-def _draft_request(work: Work, rows: int, asleep: int) -> DraftRequest:
-    request = work.request
-    return DraftRequest(
-        id=request.id,
-        tokens=request.tokens,
-        prompt_length=len(request.prompt),
-        prediction=request.prediction,
-        constrained=request.constraint is not None,
-        speculation=request.speculation,
-        reuse=request.reuse,
-        most=work.most,
-        rows=rows,
-        asleep=asleep,
-        forced=tuple(request.constraint.forced()) if request.constraint else (),
-        params=request.params,
-        noise=request.noise,
-    )

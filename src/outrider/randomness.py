@@ -36,7 +36,7 @@ class Purpose(IntEnum):
     UNDRAFTED = 4  # rejection: a token of which nothing was drafted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made in each step, see `outrider.types`
 class Noise:
     """The random numbers of one output position of one text.
 

@@ -130,8 +130,8 @@ class Request:
     @property
     def noise(self) -> Noise:
         """The random numbers of the next output token."""
-        position = self.completion_tokens
-        return Noise(self.seed, self.choice, position=position, committed=position)
+        position = len(self.tokens) - len(self.prompt)
+        return Noise(self.seed, self.choice, position, position)
 
     @property
     def text(self) -> str:

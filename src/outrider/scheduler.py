@@ -274,12 +274,13 @@ class Scheduler:
         stats.steps += 1
         drafting = UNDRAFTED
         if work.most:
-            accepted = min(len(run.path), committed)
-            drafting = Drafting(work.most, len(proposal), accepted, proposal.drafter, proposal.declined)
-            stats.drafted += drafting.drafted
-            stats.accepted += drafting.accepted
-            if proposal and proposal.drafter not in request.drafters:
-                request.drafters.append(proposal.drafter)
+            drafted, accepted = len(proposal.tokens), min(len(run.path), committed)
+            drafting = Drafting(work.most, drafted, accepted, proposal.drafter, proposal.declined)
+            if drafted:
+                stats.drafted += drafted
+                stats.accepted += accepted
+                if proposal.drafter not in request.drafters:
+                    request.drafters.append(proposal.drafter)
         if committed and request.timings.first_token is None:
             request.timings.first_token = time.perf_counter()
         if reason and (tail := self._end(request, reason)):

@@ -25,7 +25,7 @@ ROOT = -1
 """The parent of a proposal's first nodes: the last committed token."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
     """The drafted tokens of one request in one step: a tree in topological order; a chain is the common case.
 

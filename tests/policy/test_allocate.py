@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.policy.allocate import allocate
+from outrider.kernels._drafting import allocate
 
 Allocate = Callable[[Sequence[Sequence[float]], Sequence[float], Sequence[float], float], tuple[list[int], list[float]]]
 

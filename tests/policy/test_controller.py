@@ -319,7 +319,7 @@ def test_steps_that_it_slept_through_count_as_plain_ones() -> None:
     written(told, 0)
     for _ in range(199):
         told.observe(observation(1))
-    slept._texts[1].wake(1)
+    slept._texts[1].wakes(1)
     assert slept._texts[1].ledger.room == pytest.approx(told._texts[1].ledger.room, rel=0.01)
 
 

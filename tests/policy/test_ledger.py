@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.policy.ledger import BUDGET, Ledger
+from outrider.kernels._drafting import BUDGET, Ledger
 
 
 def test_whoever_spends_only_what_there_is_room_for_is_never_much_slower_than_plain() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from math import inf
 from statistics import fmean
 
 import pytest
 
-from outrider.policy import ledger
-from outrider.policy.calibration import Calibration
+from outrider.kernels._drafting import Calibration, Ledger
+from outrider.policy import text
 from outrider.policy.costs import Costs
 from outrider.sampling import SamplingParams
 from outrider.sampling.params import Rule
@@ -56,8 +57,16 @@ def test_who_promises_too_little_is_used_all_the_same(world: World) -> None:
 
 def test_a_policy_that_believes_what_it_is_told_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: no calibration, no budget."""
-    monkeypatch.setattr(Calibration, "learn", lambda self, outcomes: None)
-    monkeypatch.setattr(ledger, "BUDGET", inf)
+
+    class Credulous(Calibration):
+        def follow(self, committed: Sequence[int]) -> bool:
+            return False
+
+    class Unbounded(Ledger):
+        room = inf
+
+    monkeypatch.setattr(text, "Calibration", Credulous)
+    monkeypatch.setattr(text, "Ledger", Unbounded)
     assert min(OPTIMISTS[0].speeds(texts=1)) < NEVER_SLOWER
     assert regret(World("middle", 0.3, says=0.9), World("middle", 0.3, says=0.9).speeds(texts=4)) > 0.1
 

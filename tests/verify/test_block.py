@@ -23,7 +23,7 @@ from tests.verify.laws import NEW, WARM, Text, cases, drawn, is_path, lossless, 
 Law = Callable[[Text], DoubleArray]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chosen(Noise):
     """Noise whose numbers for acceptance are given: etas[i] decides whether i + 1 tokens are accepted."""
 

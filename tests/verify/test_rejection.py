@@ -83,7 +83,7 @@ def test_texts_have_the_targets_law(draft: Draft, length: int) -> None:
     assert lossless(verify, skewed, draft, length)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Given(Noise):
     """Noise that gives `number` to the sibling `chosen`, and refuses the others if it can."""
 

@@ -41,7 +41,7 @@ class RequestView:
 
 @dataclass(slots=True, kw_only=True)
 class DraftRequest(RequestView):
-    """A request that wants a proposal of at most `most` nodes (0 or more).
+    """A request that wants a proposal of at most `most` nodes (0 or more). Between two proposals its fields may change.
 
     forced  tokens that its grammar leaves no choice about; mostly ().
     params  what it asks of sampling: a drafter that draws does so under the same rules, if it can.

@@ -63,19 +63,21 @@ class SuffixDrafter(Drafter):
         self._texts[request.id] = request, Index()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._tree(request) for request in requests]
+        proposals = []
+        for request in requests:
+            count = request.limit(self._k)
+            if count <= 0:
+                proposals.append(EMPTY)
+                continue
+            _, index = self._texts[request.id]
+            index.extend(request.tokens)
+            past = self._past.indices if self._past is not None and request.reuse else ()
+            tokens, parents, estimates = grow(index, past, self._followers, count)
+            proposal = Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY
+            proposals.append(proposal)
+        return proposals
 
     def end(self, request_id: int) -> None:
         view, _ = self._texts.pop(request_id, (None, None))
         if view is not None and view.reuse and self._past is not None:
             self._past.add(view.tokens[view.prompt_length :])
-
-    def _tree(self, request: DraftRequest) -> Proposal:
-        count = request.limit(self._k)
-        if count <= 0:
-            return EMPTY
-        _, index = self._texts[request.id]
-        index.append(request.tokens[len(index) :])
-        past = self._past.indices if self._past is not None and request.reuse else ()
-        tokens, parents, estimates = grow(index, past, self._followers, count)
-        return Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY

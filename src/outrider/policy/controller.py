@@ -19,7 +19,7 @@ from outrider.types import EMPTY, Proposal
 
 log = logging.getLogger(__name__)
 
-_LOOKUP = 2e-4  # seconds: the policy, its free drafters and all around them, with caches that a pass has just emptied
+_LOOKUP = 8e-5  # seconds: the policy, its free drafters and all around them, with caches that a pass has just emptied
 _ROWS = 16  # a row of a prompt costs what one of so many rows does
 
 
@@ -57,14 +57,15 @@ class Controller(Drafter):
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
-        texts = self._texts
-        return [each for each in request_ids if len(texts[each].tokens) >= texts[each].due]
+        awake = []
+        for request_id in request_ids:
+            text = self._texts[request_id]
+            if len(text.tokens) >= text.due:
+                awake.append(request_id)
+        return awake
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        texts = [self._texts[request.id] for request in requests]
-        for text in texts:
-            text.wake(len(requests) + requests[0].asleep)
-        decision = Decision(requests, texts, self._prices, self._prefill)
+        decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])
@@ -79,7 +80,7 @@ class Controller(Drafter):
                 for i, proposal in zip(mosts, answers, strict=True):
                     decision.offer(i, drafter, proposal)
         proposals = decision.proposals()
-        self._prices.step_begins(len(requests), decision.rows, sum(map(len, proposals)), decision.context)
+        self._prices.step_begins(len(requests), decision.rows, decision.drafted, decision.context)
         return proposals
 
     def price(self, drafter: str) -> float:

@@ -6,14 +6,12 @@ It depends on nothing but what it is given: estimates, costs and what the texts 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import accumulate
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
 
 from outrider.drafters.base import Drafter, DraftRequest
-from outrider.policy.allocate import allocate
+from outrider.kernels._drafting import allocate
 from outrider.policy.prices import Prices
 from outrider.policy.text import Text
 from outrider.types import DECLINED, EMPTY, Proposal
@@ -25,16 +23,16 @@ _DRAWING = ("rejection", "block")  # the rules that a cut must not look at draws
 class Offer(NamedTuple):
     """A drafter's proposal to one request.
 
-    order  its nodes, those with the greatest gains first, parents before their children.
-    gains  of these nodes.
+    gains  of its nodes, the greatest first.
+    order  these nodes, parents before their children; None: in their own order.
     price  what drafting it has cost, in one-row passes.
     whole  it must not be cut.
     """
 
     drafter: Drafter
     proposal: Proposal
-    order: Sequence[int]
     gains: Sequence[float]
+    order: Sequence[int] | None
     price: float
     whole: bool
 
@@ -44,8 +42,13 @@ class Decision:
 
     prefill  what a row of a prompt costs, in one-row passes.
 
-    context, rows  tokens before the step; rows of the pass, without drafts.
+    context, rows, drafted  tokens before the step; rows of the pass, without drafts; how many these are.
     """
+
+    __slots__ = (
+        "_added", "_asking", "_count", "_declined", "_offers", "_prefill", "_prices", "_requests", "_rooms", "_share",
+        "_texts", "_values", "_worth", "context", "drafted", "rows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,45 +61,32 @@ class Decision:
         self._texts = texts
         self._prices = prices
         self._prefill = prefill
-        self.context = max([len(request.tokens) for request in requests]) // _CONTEXTS * _CONTEXTS
+        count = self._count = len(requests) + requests[0].asleep  # of the step
         self.rows = requests[0].rows
-        self._count = len(requests) + requests[0].asleep  # of the step
-        self._asking = [i for i, text in enumerate(texts) if text.asks()]
-        self._offers: list[Offer | None] = [None] * len(requests)
-        self._values = [0.0] * len(requests)
-        self._steepest_of: dict[int, Sequence[float]] = {}
-        # Somebody has something, or is not asked as it would not have paid.
-        self._declined = [bool(text.active) for text in texts]
-        for i in self._asking:
-            self._declined[i] = False
-
-    # What follows is worked out where there is an offer, or a plan.
-
-    @cached_property
-    def _added(self) -> Sequence[float]:
-        most = sum([request.most for request in self._requests])
-        return self._prices.drafts(self.rows, self.context, most)
-
-    @cached_property
-    def _share(self) -> float:
-        """Of a request in a plain step, in one-row passes."""
-        count = self._count
-        plain = 1.0 if count == 1 else 1.0 + self._prices.added(1, self.context, count - 1)[-1]
-        return plain / count
-
-    @cached_property
-    def _worth(self) -> float:
-        """Tokens in the time of a one-row pass."""
-        asleep = self._count - len(self._texts)  # of rate 1
-        return (sum([text.ledger.rate for text in self._texts]) + asleep) / (self._share * self._count)
-
-    @cached_property
-    def _rooms(self) -> list[float]:
-        return [text.ledger.room * self._share for text in self._texts]
+        self.drafted = 0
+        self._asking: list[int] = []
+        self._declined: list[bool] = []  # somebody has something, or is not asked as it would not have paid
+        rates, most, longest = 0.0, 0, 0
+        for place, text in enumerate(texts):
+            if asked := text.wakes(count):
+                self._asking.append(place)
+            self._declined.append(not asked and bool(text.active))
+            rates += text.ledger.rate
+            most += requests[place].most
+            longest = max(longest, len(requests[place].tokens))
+        self.context = longest // _CONTEXTS * _CONTEXTS
+        self._added = prices.drafts(self.rows, self.context, most)
+        plain = 1.0 if count == 1 else 1.0 + prices.added(1, self.context, count - 1)[-1]
+        self._share = plain / count  # of a request in a plain step, in one-row passes
+        # Tokens in the time of a one-row pass; who sleeps writes at a rate of 1.
+        self._worth = (rates + requests[0].asleep) / (self._share * count)
+        self._rooms = [text.ledger.room * self._share for text in texts]
+        self._offers: list[Offer | None] = [None] * len(texts)
+        self._values = [0.0] * len(texts)
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
-        return [i for i in self._asking if self._wants(i, drafter)]
+        return [i for i in self._asking if drafter in self._texts[i].active and self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
@@ -142,74 +132,71 @@ class Decision:
 
         Nodes that were drawn, and are judged by more than equality, must have been planned, and stay whole.
         """
-        request, planned = self._requests[place], bool(drafter.cost or drafter.draws)
+        if not proposal.tokens:
+            return
+        request, text, planned = self._requests[place], self._texts[place], drafter.cost or drafter.draws
         drawn = request.params.rule in _DRAWING and any(q is not None for q in proposal.q)
-        if not proposal or (drawn and not planned):
+        if drawn and not planned:
             return
         self._declined[place] = True
-        proposal = proposal.cut(request.most)
+        if len(proposal.tokens) > request.most:
+            proposal = proposal.cut(request.most)
+        calibration = text.calibration(drafter)
+        calibration.hear(proposal.tokens, proposal.parents, proposal.estimates)
         if not planned:
-            self._texts[place].hear(drafter, proposal)
-        price = len(proposal) * self._price(drafter)
+            text.heard.append(calibration)
+        price = len(proposal) * self._price(drafter) if planned else 0.0
         if drawn or request.speculation.length is not None:
-            self._offers[place] = Offer(drafter, proposal, range(len(proposal)), (), price, whole=True)
+            self._offers[place] = Offer(drafter, proposal, (), None, price, whole=True)
             return
-        gains = self._texts[place].calibration(drafter).gains(proposal.estimates, proposal.parents)
-        order: Sequence[int] = range(len(gains))
-        if any(parent != node - 1 for node, parent in enumerate(proposal.parents)):
-            order = sorted(order, key=lambda node: (-gains[node], node))
-            gains = [gains[node] for node in order]
-        value = inf if planned else self._alone(place, gains, self._added, drafter)[0]
-        if value > self._values[place]:
-            self._offers[place] = Offer(drafter, proposal, order, gains, price, whole=False)
-            self._values[place] = value
+        room, least = self._rooms[place], -inf if planned else self._values[place]
+        weighed = calibration.weigh(room, self._added, self._worth, least)
+        if weighed is not None:
+            value, gains, order = weighed
+            self._offers[place] = Offer(drafter, proposal, gains, order, price, whole=False)
+            self._values[place] = inf if planned else value
 
     def proposals(self) -> list[Proposal]:
         """The best offer of each request, cut to what pays; the texts are told what that costs."""
-        offers = self._offers
-        nothing = [DECLINED if declined else EMPTY for declined in self._declined]
-        if not any(offers):
-            return nothing
-        whole = [len(offer.proposal) if offer and offer.whole else 0 for offer in offers]
-        starts = [0, *accumulate(whole)]
-        fixed = starts.pop()
-        added = [time - self._added[fixed] for time in self._added[fixed:]] if fixed else self._added
-        gains = [offer.gains if offer else () for offer in offers]
-        rooms = [room - offer.price if offer else room for room, offer in zip(self._rooms, offers, strict=True)]
-        counts, times = allocate(gains, rooms, added, self._worth)
-        proposals = []
-        for place, offer in enumerate(offers):
+        proposals = [DECLINED if declined else EMPTY for declined in self._declined]
+        if not any(self._offers):
+            return proposals
+        gains, rooms, starts, fixed = [], [], [], 0
+        for offer, room in zip(self._offers, self._rooms, strict=True):
+            starts.append(fixed)
+            gains.append(offer.gains if offer else ())
+            rooms.append(room - offer.price if offer else room)
+            if offer and offer.whole:
+                fixed += len(offer.proposal)
+        added = self._added
+        left = [time - added[fixed] for time in added[fixed:]] if fixed else added
+        counts, times = allocate(gains, rooms, left, self._worth)
+        for place, offer in enumerate(self._offers):
             if not offer:
-                proposals.append(nothing[place])
                 continue
-            count, start = whole[place], starts[place]
-            time = times[place] + self._added[start + count] - self._added[start]
-            count += counts[place]
-            proposals.append(offer.proposal.keep(offer.order[:count]) if count else nothing[place])
-            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, self._added[1] / self._share)
+            count, start = counts[place], starts[place]
+            whole = len(offer.proposal) if offer.whole else 0
+            time = times[place] + added[start + whole] - added[start]
+            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, added[1] / self._share)
+            if count + whole:
+                self.drafted += count + whole
+                proposal = offer.proposal
+                proposals[place] = proposal.keep(offer.order[:count]) if offer.order else proposal.cut(count + whole)
         return proposals
 
     def _beside(self, others: int, most: int) -> Sequence[float]:
         """What 0 .. `most` drafts add at most if so many others are planned, of which not all need come."""
+        added = self._added
         if not others:
-            return self._added[: most + 1]
-        return [self._steepest(j)[others] for j in range(most + 1)]
-
-    def _steepest(self, drafts: int) -> Sequence[float]:
-        """What so many drafts add at most beside 0, 1, ... others."""
-        found = self._steepest_of.get(drafts)
-        if found is None:
-            added = self._added
-            steps = [end - start for start, end in zip(added, added[drafts:], strict=False)]
-            found = self._steepest_of[drafts] = list(accumulate(steps, max))
-        return found
+            return added[: most + 1]
+        return [max([added[start + j] - added[start] for start in range(others + 1)]) for j in range(most + 1)]
 
     def _wants(self, place: int, drafter: Drafter) -> bool:
         """Whether a request may ask the drafter."""
         request, text = self._requests[place], self._texts[place]
         if request.most <= 0 or drafter not in text.active:
             return False
-        return request.speculation.length is None or self._offers[place] is None
+        return self._offers[place] is None or request.speculation.length is None
 
     def _unread(self, place: int, drafter: Drafter) -> float:
         """What the drafter has to read of a text before it drafts costs, in one-row passes."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from outrider.drafters.base import Drafter
 from outrider.policy.costs import Costs
 
-_DRAFTING = 1.2e-4  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
+_DRAFTING = 5e-5  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
 _RATE = 0.02  # octaves that one time moves a median, and up to eight times that where many in a row lie on one side
 _AGREE = 4  # times in a row that double it
 _BAND = 0.2  # octaves by which it must have moved
@@ -20,6 +20,7 @@ _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than
 _AT_ONCE = 32  # steps
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
 _LEAST = 0.04  # one-row passes that a row adds at least, once there is something to correct
+_KEPT = 1024  # sums that are not added up again
 _FEW = 0.03  # one-row passes: what adds less is lost in noise
 
 
@@ -65,10 +66,10 @@ class Prices:
         """clock: None for no corrections."""
         self._costs = costs
         self._clock = clock
-        self._measured = lru_cache(1024)(self._added)
+        self._measured = lru_cache(_KEPT)(self._added)
         self._least = _LEAST if costs.v(costs.rows[-1]) > 1 else 0.0  # rows that are said to be free stay so
-        self._corrected = lru_cache(1024)(self._correct)
-        self._drafts = lru_cache(1024)(self._with_drafting)
+        self._corrected = lru_cache(_KEPT)(self._correct)
+        self._drafts: dict[tuple[int, int, int, float], Sequence[float]] = {}  # each step asks: faster than lru_cache
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
         self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
         self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
@@ -81,7 +82,13 @@ class Prices:
 
     def drafts(self, base: int, context: int, most: int) -> Sequence[float]:
         """What so many drafted tokens add to a step: their rows, and what it takes to draft at all."""
-        return self._drafts(base, context, most, self._rows.factor)
+        key = base, context, most, self._rows.factor
+        found = self._drafts.get(key)
+        if found is None:
+            if len(self._drafts) == _KEPT:
+                self._drafts.clear()
+            found = self._drafts[key] = self._with_drafting(*key)
+        return found
 
     def token(self, drafter: Drafter) -> float:
         """Of a drafted token."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafters.base import Drafter, Observation, RequestView
+from outrider.kernels._drafting import Calibration, Ledger
+from outrider.policy.acceptance import Acceptance
 from outrider.policy.alarm import Alarm
-from outrider.policy.calibration import Acceptance, Calibration
-from outrider.policy.ledger import Ledger
 from outrider.types import ROOT, Proposal
 
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
@@ -21,15 +21,21 @@ class Text:
     tokens     prompt and output, as they grow.
     active     the drafters that it may use.
     observers  those that want to know what became of their proposals.
-    ledger     what drafting has cost and brought; `prefill` is its own.
-
-    asking, planning  when free drafters are asked, and when the others are planned for: less and less often where that
-                      is of no use. Where the request says itself how much is drafted, both are at all times.
-
-    lookup  what asking the free drafters takes, in plain steps.
+    ledger     what drafting has cost and brought.
+    heard      of the free drafters that have proposed something in this step, whatever becomes of it.
+    due        the length of the text at which there is something to decide. Free drafters are asked, and the others
+               planned for, less and less often where that is of no use; where the request says itself how much is
+               drafted, both are at all times.
     """
 
+    __slots__ = (
+        "_acceptances", "_asked", "_asking", "_calibrations", "_drafter", "_fixed", "_gain", "_hits", "_known",
+        "_lookup", "_planned", "_planning", "_read", "_requests", "_row", "_spent", "active", "due", "heard",
+        "ledger", "observers", "tokens",
+    )  # fmt: skip
+
     def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
+        """prefill, lookup: what the prompt took, and what it takes to ask the free drafters, in plain steps."""
         self.active = list(active)
         self.observers: list[Drafter] = []
         self.ledger = Ledger(prefill)
@@ -37,15 +43,16 @@ class Text:
         # Who fixes a length, or expects a text, is never left alone.
         self._fixed = request.speculation.length is not None or bool(request.prediction)
         self._planned = [drafter for drafter in active if drafter.cost or drafter.draws]
-        self.asking = Alarm(len(self._planned) < len(active))
-        self.planning = Alarm(bool(self._planned))
+        self._asking = Alarm(len(self._planned) < len(active))
+        self._planning = Alarm(bool(self._planned))
+        self.due = min(self._asking.due, self._planning.due)
         self._known = request.prompt_length  # tokens of prompt and output that the ledger knows of
         self._calibrations = {id(drafter): Calibration() for drafter in active}
         self._acceptances = {id(drafter): Acceptance(drafter.expected) for drafter in self._planned}
         self._read = {id(drafter): 0 for drafter in active}
         self._spent = 0.0
         self._drafter: Drafter | None = None
-        self._heard: list[tuple[Drafter, Proposal]] = []
+        self.heard: list[Calibration] = []
         self._lookup = lookup
         self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
@@ -54,20 +61,21 @@ class Text:
         self._row = 0.0  # what one drafted token adds to a step, in the request's share of a plain one
         self._asked = False
 
-    @property
-    def due(self) -> float:
-        """The length of the text at which there is something to decide."""
-        return min(self.asking.due, self.planning.due)
+    def wakes(self, requests: int) -> bool:
+        """A decision is made, for a step of so many requests: whether free drafters are to be asked.
 
-    def wake(self, requests: int) -> None:
-        """A decision is made, for a step of so many requests, of which each pays for what is looked up for it.
+        To look things up takes some time, which each request pays for itself: where that has brought less of late than
+        it takes, and they are not right so often that it will bring more, they are asked less and less often.
 
-        Steps since the last one, of which nobody was told, were plain: they had no drafts.
+        Steps since the last decision, of which nobody was told, were plain: they had no drafts.
         """
+        length = len(self.tokens)
+        if length > self._known:
+            self.ledger.plain(length - self._known)
+            self._known = length
         self._requests = requests
-        if (missed := len(self.tokens) - self._known) > 0:
-            self.ledger.plain(missed)
-            self._known += missed
+        self._asked = length >= self._asking.due
+        return self._asked
 
     def calibration(self, drafter: Drafter) -> Calibration:
         """How far the drafter's estimates can be believed."""
@@ -87,26 +95,14 @@ class Text:
         self._read[id(drafter)] = tokens
         self.ledger.read(spent)
 
-    def asks(self) -> bool:
-        """Whether free drafters are to be asked in this step.
-
-        To look things up takes some time, too: where that has brought less of late than it takes, and they are not
-        right so often that it will bring more, they are asked less and less often.
-        """
-        self._asked = len(self.tokens) >= self.asking.due
-        return self._asked
-
     def plans(self) -> bool:
         """Whether the others are to be planned for."""
-        return len(self.tokens) >= self.planning.due
+        return len(self.tokens) >= self._planning.due
 
     def planned(self, drafter: Drafter | None) -> None:
         """Which of them was chosen in this step."""
-        self.planning.set(len(self.tokens) + 1, useless=drafter is None and not self._fixed)
-
-    def hear(self, drafter: Drafter, proposal: Proposal) -> None:
-        """A free drafter has proposed this, whatever becomes of it."""
-        self._heard.append((drafter, proposal))
+        self._planning.set(len(self.tokens) + 1, useless=drafter is None and not self._fixed)
+        self.due = min(self._asking.due, self._planning.due)
 
     def draft(self, drafter: Drafter, spent: float, row: float) -> None:
         """A proposal of the drafter is on its way, or that part of it which pays.
@@ -120,41 +116,33 @@ class Text:
 
         What was proposed but not verified teaches as much: the committed tokens say what of it was right.
         """
-        if not observation.committed:
+        committed = observation.committed
+        if not committed:
             return
-        self.ledger.enter(len(observation.committed), self._spent)
-        self._known += len(observation.committed)
+        self._known += len(committed)
+        self.ledger.enter(len(committed), self._spent)
         hit = False
-        for drafter, proposal in self._heard:
-            outcomes = _outcomes(proposal, observation.committed)
-            hit = hit or any(right for _, right in outcomes)
-            self.calibration(drafter).learn(outcomes)
-        self._heard.clear()
+        for calibration in self.heard:
+            hit = calibration.follow(committed) or hit
+        self.heard.clear()
+        planned = self._drafter in self._planned
         if self._asked:
             self._asked = False
-            gain = 0.0 if self._drafter in self._planned else len(observation.path) - self._spent
+            gain = 0.0 if planned else len(observation.path) - self._spent
             lookup = self._lookup * self._requests
             self._hits += (hit - self._hits) / _WINDOW
             self._gain += (gain - self._gain) / _WINDOW
             useless = self._gain < lookup and self._hits < self._row + _MARGIN * lookup
-            self.asking.set(len(self.tokens), useless=useless and not self._fixed)
-        if self._drafter and (acceptance := self._acceptances.get(id(self._drafter))):
-            proposal, path = observation.proposal, (ROOT, *observation.path)
-            reached = [node for node, parent in enumerate(proposal.parents) if parent in path]
-            self.calibration(self._drafter).learn([(proposal.estimates[node], node in path) for node in reached])
-            acceptance.learn(len(path) - 1, refused=any(proposal.parents[node] == path[-1] for node in reached))
+            self._asking.set(len(self.tokens), useless=useless and not self._fixed)
+            self.due = min(self._asking.due, self._planning.due)
+        if self._drafter is not None and planned:
+            self._judge(self._drafter, observation.proposal, observation.path)
         self._drafter, self._spent = None, 0.0
 
-
-def _outcomes(proposal: Proposal, committed: Sequence[int]) -> list[tuple[float, bool]]:
-    """The estimates of the nodes whose turn came, and whether they were right."""
-    outcomes = []
-    here, turn = ROOT, 0
-    for node, parent in enumerate(proposal.parents):
-        if parent != here or turn == len(committed):
-            continue
-        right = proposal.tokens[node] == committed[turn]
-        outcomes.append((proposal.estimates[node], right))
-        if right:
-            here, turn = node, turn + 1
-    return outcomes
+    def _judge(self, drafter: Drafter, proposal: Proposal, path: tuple[int, ...]) -> None:
+        """What was verified of a proposal that was planned."""
+        way = (ROOT, *path)
+        reached = [node for node, parent in enumerate(proposal.parents) if parent in way]
+        self.calibration(drafter).learn([(proposal.estimates[node], node in way) for node in reached])
+        refused = any(proposal.parents[node] == way[-1] for node in reached)
+        self.acceptance(drafter).learn(len(path), refused=refused)
