@@ -137,8 +137,8 @@ def by_clock(
 ) -> None:
     """Plain and auto in turn, a few texts at a time, in this order and in the other: seconds from the first token on.
 
-    A group's time is the sum of its texts' medians: who else uses the machine mostly disturbs one of a text's turns, but
-    some text in every round.
+    A group's time is the sum of its texts' medians: who else uses the machine mostly disturbs one of a text's turns,
+    but some text in every round.
     """
     ways = ("off", "auto")
     seconds = {(group, way): 0.0 for group in questions for way in ways}
