@@ -1,6 +1,7 @@
 // Which drafted tokens are worth their rows? How far a drafter's estimates are believed, what a proposal would bring by
-// them, how rows are shared out, and what a request may still risk. Pure arithmetic on a handful of numbers; it is native because each step does it with
-// caches that a pass has just emptied, where Python takes twenty times as long. docs/policy.md explains it.
+// them, how rows are shared out, and what a request may still risk. Pure arithmetic on a handful of numbers; it is native
+// because each step does it with caches that a pass has just emptied, where Python takes twenty times as long.
+// docs/policy.md explains it.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
