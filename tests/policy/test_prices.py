@@ -109,3 +109,18 @@ def test_outliers_do_not_move_a_median() -> None:
     for i in range(3000):
         drift.see(1000.0 if i % 5 == 0 else 1.0 - 0.01 * (i % 3))
     assert drift.factor == 1
+
+
+def test_each_context_is_corrected_by_itself() -> None:
+    """It was measured by itself, and perhaps in another minute."""
+    now = 0.0
+    prices = Prices(Costs((1, 9), (100, 1000), ((0.002, 0.0028), (0.003, 0.0048))), [], lambda: now)
+    for context, seconds in ((100, 0.0036), (1000, 0.0048)) * 200:  # at 100 rows take twice what they did
+        for drafted, time in ((0, {100: 0.002, 1000: 0.003}[context]), (8, seconds)):
+            prices.step_begins(1, 1, drafted, context)
+            now += time
+            prices.step_ends()
+    assert prices.added(1, 100, 8)[8] == pytest.approx(0.8, rel=0.2)
+    assert prices.added(1, 500, 8)[8] == pytest.approx(2 * prices._costs.added(1, 500, 8)[8], rel=0.2)
+    assert prices.added(1, 1000, 8)[8] == pytest.approx(0.6)
+    assert prices.added(1, 5000, 8)[8] == pytest.approx(0.6)

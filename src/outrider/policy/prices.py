@@ -6,6 +6,7 @@ request takes the same steps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -19,7 +20,7 @@ _BAND = 0.2  # octaves by which it must have moved
 _DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
 _AT_ONCE = 32  # steps
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
-_LEAST = 0.04  # one-row passes that a row adds at least, once there is something to correct
+_EVEN = 0.5  # of what rows add on average, the least that each adds, once there is something to correct
 _KEPT = 1024  # sums that are not added up again
 _FEW = 0.03  # one-row passes: what adds less is lost in noise
 
@@ -67,22 +68,22 @@ class Prices:
         self._costs = costs
         self._clock = clock
         self._measured = lru_cache(_KEPT)(self._added)
-        self._least = _LEAST if costs.v(costs.rows[-1]) > 1 else 0.0  # rows that are said to be free stay so
         self._corrected = lru_cache(_KEPT)(self._correct)
         self._drafts: dict[tuple[int, int, int, float], Sequence[float]] = {}  # each step asks: faster than lru_cache
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
-        self._plain, self._rows = Drift(-_SPEED, _SPEED), Drift()
+        self._plain = Drift(-_SPEED, _SPEED)
+        self._rows = [Drift() for _ in costs.contexts]
         self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
         self._step: tuple[float, int, int, int] | None = None
         self._times: list[tuple[float, tuple[float, int, int, int]]] = []
 
     def added(self, base: int, context: int, most: int) -> Sequence[float]:
         """As `Costs.added`, corrected."""
-        return self._corrected(base, context, most, self._rows.factor)
+        return self._corrected(base, context, most, self._drift(context).factor)
 
     def drafts(self, base: int, context: int, most: int) -> Sequence[float]:
         """What so many drafted tokens add to a step: their rows, and what it takes to draft at all."""
-        key = base, context, most, self._rows.factor
+        key = base, context, most, self._drift(context).factor
         found = self._drafts.get(key)
         if found is None:
             if len(self._drafts) == _KEPT:
@@ -126,11 +127,24 @@ class Prices:
             return
         more = self._measured(rows, context, drafted)[-1]
         if more >= _FEW:
-            self._rows.see(max(passes / self._plain.median - self._costs.v(rows, context), 1e-3) / more)
+            seen = passes / self._plain.median - self._costs.v(rows, context)
+            self._drift(context).see(max(seen, 1e-3) / more)
+
+    def _drift(self, context: int) -> Drift:
+        """That of the nearest context length among those that were measured: each was measured by itself."""
+        contexts = self._costs.contexts
+        above = bisect_left(contexts, context)
+        if above in (0, len(contexts)):
+            return self._rows[max(above - 1, 0)]
+        return self._rows[above - (context - contexts[above - 1] < contexts[above] - context)]
 
     def _added(self, base: int, context: int, most: int) -> Sequence[float]:
+        """What was measured, but where it says that the first rows add next to nothing: a factor on nothing corrects
+        nothing."""
         measured = self._costs.added(base, context, most)
-        return tuple([max(time, self._least * rows) for rows, time in enumerate(measured)])
+        last = self._costs.rows[-1]
+        even = _EVEN * (self._costs.v(last, context) - 1) / max(last - 1, 1)
+        return tuple([max(time, even * rows) for rows, time in enumerate(measured)])
 
     def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
         if factor == 1:
