@@ -192,7 +192,10 @@ def main() -> None:
     params = SamplingParams(
         max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1 if arguments.temperature else None
     )
-    llm = LLM(arguments.model, draft=arguments.draft, context_length=CONTEXT, threads=arguments.threads)
+    values = {"draft": arguments.draft, "context_length": CONTEXT, "threads": arguments.threads}
+    llm = LLM(arguments.model, recalibrate=True, **values)
+    if not arguments.clock:
+        llm = LLM(arguments.model, costs=llm.costs, **values)  # which no running figures correct
     questions: dict[str, list[list[int]]] = {group: [] for group in (*TASKS, *HOSTILE)}
     for entry in read_prompts(arguments.prompts, raw=False, system=None):
         category = str(entry.fields.get("category", ""))

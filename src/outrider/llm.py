@@ -183,7 +183,7 @@ class LLM:
         self.speculation = self._speculation(speculation)
         self.costs = costs or self._costs(recalibrate, progress)
         self._grammars = Grammars(self.tokenizer, self.model.vocabulary_size)
-        self.policy = Controller(mine, self.costs, time.perf_counter)
+        self.policy = Controller(mine, self.costs, time.perf_counter if costs is None else None)
         self.engine = Engine(
             self.model,
             cache,
