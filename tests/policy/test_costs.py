@@ -25,6 +25,13 @@ def test_linear_between_row_counts_and_beyond() -> None:
     assert [COSTS.v(n, 100) for n in (2, 3, 4, 6)] == pytest.approx([1.1, 1.3, 1.5, 1.9])
 
 
+def test_rows_beyond_the_end_are_not_free_because_the_last_two_times_say_so() -> None:
+    """Beside a prompt's rows, drafts would be taken to cost nothing."""
+    costs = Costs((1, 9, 13), (0,), ((1.0, 2.2, 2.2),))
+    assert costs.v(23) == pytest.approx(2.2 + 10 * 0.1)
+    assert costs.added(256, 0, 4)[4] == pytest.approx(0.4)
+
+
 def test_linear_between_contexts_and_the_same_beyond() -> None:
     assert COSTS.v(2, 600) == pytest.approx(4.1 / 3)
     assert (COSTS.v(2, 0), COSTS.v(2, 9000)) == pytest.approx((1.1, 1.5))

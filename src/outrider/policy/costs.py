@@ -35,10 +35,16 @@ class Costs:
     def v(self, rows: float, context: int = 0) -> float:
         """Time of a pass of so many rows over that of one row, at that context length.
 
-        Linear between what was measured; past it, rows go on as at the end, contexts stay.
+        Linear between what was measured; past it, contexts stay, and each row costs what one did at the end, or on
+        average, whichever is more: of two noisy times at the end, one may say that rows are free.
         """
         place = self._near(context)
         times = [_linear(self.contexts, column, place) for column in zip(*self.seconds, strict=True)]
+        beyond = rows - self.rows[-1]
+        if beyond > 0 and len(times) > 1:
+            last = (times[-1] - times[-2]) / (self.rows[-1] - self.rows[-2])
+            mean = (times[-1] - times[0]) / (self.rows[-1] - self.rows[0])
+            return (times[-1] + beyond * max(last, mean)) / times[0]
         return _linear(self.rows, times, rows) / times[0]
 
     def plain(self, context: int) -> float:
