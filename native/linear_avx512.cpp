@@ -1,7 +1,8 @@
 // Linear layers with AVX-512 VNNI: `vpdpbusd` multiplies 64 unsigned weight codes by 4 broadcast activations and adds
 // them to 16 sums. A tile of 16 outputs fills one register, and its group of 32 inputs is unpacked once for all rows. One
 // row of one group then costs eight broadcasts, eight multiplies and three float operations: sums are counted in the bits
-// of a float, 1.5 2^23 + sum, so that fma(float, scale, zero) is what converting and multiplying would give, to the bit.
+// of a float, 1.5 2^23 + sum, so that fma(float, scale, zero) is what converting and multiplying would give, to the bit
+// (unless the zero overflows, where activations exceed 3e33: then it is no number).
 #include "attention.h"
 #include "linear.h"
 

@@ -38,7 +38,10 @@ public:
 
     size_t size() const { return size_t(PySequence_Fast_GET_SIZE(items_.ptr())); }
 
-    PyObject* operator[](size_t i) const { return PySequence_Fast_GET_ITEM(items_.ptr(), Py_ssize_t(i)); }
+    PyObject* operator[](size_t i) const {
+        if (i >= size()) throw nb::index_error("a sequence is too short");
+        return PySequence_Fast_GET_ITEM(items_.ptr(), Py_ssize_t(i));
+    }
 
     double number(size_t i) const {
         const double value = PyFloat_AsDouble((*this)[i]);

@@ -9,7 +9,7 @@ from outrider.distill.batches import make
 from outrider.distill.draft import Draft
 from outrider.distill.features import Features
 from outrider.distill.head import Head
-from outrider.distill.student import halves, neighbours, rotate
+from outrider.distill.student import Linear, halves, neighbours, rotate
 from outrider.heads import tap_layers
 
 CPU = torch.device("cpu")
@@ -157,3 +157,10 @@ def test_halves_and_neighbours_are_inverse():
     weight = torch.arange(2 * 16 * 3).view(32, 3)
     assert torch.equal(neighbours(halves(weight, 2), 2), weight)
     assert halves(weight, 2)[:3, 0].tolist() == [weight[0, 0], weight[2, 0], weight[4, 0]]
+
+
+def test_a_matrix_takes_any_number_of_rows():
+    matrix = Linear(4, 3)
+    for shape in ((2, 0, 4), (0, 4), (1, 4), (3, 5, 4), (257, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(matrix(x), x @ matrix.weight.T)

@@ -125,3 +125,11 @@ def test_the_draft_vocabulary_is_what_the_target_says_most(features, monkeypatch
     said = torch.cat([torch.from_numpy(features.of(n)[1][:, 0].astype("int64")) for n in range(features.done)])
     often = said.bincount(minlength=269).argsort(descending=True)[:5]
     assert set(often.tolist()) <= set(ids.tolist())
+
+
+def test_ids_that_a_head_has_stay_in_its_vocabulary_however_many_they_are(features, monkeypatch):
+    monkeypatch.setattr("outrider.distill.vocabulary.SIZE", 20)
+    assert frequent(features, torch.arange(200, 269)).tolist() == list(range(200, 269))
+    widened = frequent(features, torch.arange(266, 269)).tolist()
+    assert len(widened) == 20
+    assert {266, 267, 268} < set(widened)

@@ -163,3 +163,10 @@ def test_a_chain_that_was_accepted_whole_says_nothing_of_the_next_depth() -> Non
         acceptance.learn(1, refused=False)
     first, second = acceptance.gains(2)
     assert second == pytest.approx(first / 2)
+
+
+def test_a_table_without_entries_is_refused() -> None:
+    calibration = Calibration()
+    calibration.hear((5,), (-1,), (0.5,))
+    with pytest.raises(IndexError):
+        calibration.weigh(1.0, (), 1.0, 0.0)

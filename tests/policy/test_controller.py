@@ -248,6 +248,19 @@ def test_a_drafter_that_raises_is_off_for_that_request_alone(fails: str, caplog:
     assert "broken is off for request 1: RuntimeError: broken broke" in caplog.text
 
 
+@pytest.mark.parametrize("speculation", [AUTO, Speculation(length=2)])
+def test_a_proposal_that_makes_no_sense_takes_nobody_elses_drafts(speculation: Speculation) -> None:
+    class Upside(Scripted):
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+            proposals = super().propose(requests)
+            proposals[0] = Proposal((5, 6), (1, ROOT), self.name, (0.5, 0.5), (None, None))  # a child before its parent
+            return proposals
+
+    controller = started(Upside("upside", {1: [5, 6], 2: [7, 8]}), speculation=speculation)
+    both = [request(1, speculation=speculation), request(2, speculation=speculation)]
+    assert [p.tokens for p in controller.propose(both)] == [(), (7, 8)]
+
+
 def test_an_answer_of_the_wrong_length_is_a_failure() -> None:
     class Short(Scripted):
         def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:

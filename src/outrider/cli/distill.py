@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from outrider.distill import Distilling
     from outrider.distill import Progress as Stage
+    from outrider.tokenizer import Message
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -68,8 +69,8 @@ def distill(
         Path | None, flag("An EAGLE-3 head to train on from: a folder, or a .safetensors file.", metavar="DRAFT")
     ] = None,
     prompts: Annotated[
-        Path | None, flag("Prompts of your users, one a line, or JSON lines as for generate: the target answers them "
-                          "in the interview, beside what it asks itself.", metavar="FILE")
+        Path | None, flag("Prompts of your users, one a line, or JSON lines as for generate: the target answers (the "
+                          "first turn of) each in the interview, beside what it asks itself.", metavar="FILE")
     ] = None,
     exclude: Annotated[
         Path | None, flag("Prompts, one a line, or JSON lines as for generate: no 13 words in a row of them come into "
@@ -88,7 +89,7 @@ def distill(
 
     seconds = _seconds(budget)
     aside = _texts(exclude) if exclude else ()
-    asked = _texts(prompts, "user") if prompts else ()
+    asked = _questions(prompts) if prompts else ()
     with display.Download() as download:
         path = hub.resolve(target, progress=download)
     settings = Settings(
@@ -170,10 +171,19 @@ def _seconds(budget: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _texts(path: Path, role: str | None = None) -> tuple[str, ...]:
-    """What the prompts of a file say: everybody, or one role."""
+def _texts(path: Path) -> tuple[str, ...]:
+    """What the prompts of a file say."""
+    return tuple(message["content"] for messages in _conversations(path) for message in messages)
+
+
+def _questions(path: Path) -> tuple[str, ...]:
+    """What the user says first in each of the prompts of a file: what comes later depends on answers that it had."""
+    firsts = (next((m["content"] for m in messages if m["role"] == "user"), None) for messages in _conversations(path))
+    return tuple(first for first in firsts if first is not None)
+
+
+def _conversations(path: Path) -> list[list[Message]]:
     from outrider.cli.prompts import read_prompts
 
     entries = read_prompts(path, raw=False, system=None)
-    said = (message for entry in entries for message in entry.prompt if isinstance(message, dict))
-    return tuple(message["content"] for message in said if role in (None, message["role"]))
+    return [[message for message in entry.prompt if isinstance(message, dict)] for entry in entries]

@@ -150,12 +150,11 @@ def compose(rng: Random, template: Template, prompts: list[str]) -> Interview:
 
 
 def _prompt(text: str, rng: Random, template: Template) -> Interview:
-    """What a user has asked, and perhaps the target asks on."""
+    """What a user has asked. Nobody asks on: it may fill the context but for one answer."""
     speaker = _Speaker("prompt", rng, template)
     speaker.quote(text)
     speaker.dialogue.questions.append(text)
-    if (yield from speaker.answer()) and rng.random() < _FOLLOW_UPS:
-        yield from speaker.follow_up()
+    yield from speaker.answer()
     return [speaker.dialogue]
 
 
@@ -228,7 +227,6 @@ _QUESTION_TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 1.0)
 _ANSWER_LENGTHS = (96, 128, 160, LONGEST_ANSWER)
 _PASSAGE_LENGTHS = (192, 256, 320, 384)
 _PROMPTS = 0.5  # of interviews, while there are any
-_FOLLOW_UPS = 0.1  # after prompts
 _SUMMARIES = 0.45  # of what is read, the others are asked about
 
 

@@ -69,7 +69,7 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., out]"""
         result: Tensor = super().forward(padded(x.reshape(-1, x.shape[-1])))
-        return result[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)
+        return result[: x.shape[:-1].numel()].view(*x.shape[:-1], self.out_features)
 
 
 def padded(rows: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ _RANKS = 4  # candidates of each place that count, so that rare places tell more
 def frequent(features: Features, kept: Tensor | None = None) -> Tensor:
     """The ids, ascending, int64; of tokens that are equally frequent, lower ids first, which BPE merged earlier.
 
-    kept  ids that are among them in any case.
+    kept  ids that are among them in any case, even if there are more than SIZE.
     """
+    size = SIZE
     counts = np.zeros(features.vocabulary, np.int64)
     for number in range(features.done):
         candidates = features.of(number)[1][:, :_RANKS]
@@ -27,5 +28,6 @@ def frequent(features: Features, kept: Tensor | None = None) -> Tensor:
         np.add.at(counts, candidates[:, 0], _RANKS - 1)
     if kept is not None:
         counts[kept.numpy()] = np.iinfo(np.int64).max
-    order = np.argsort(-counts, kind="stable")[:SIZE]
+        size = max(size, len(kept))
+    order = np.argsort(-counts, kind="stable")[:size]
     return torch.from_numpy(np.sort(order))

@@ -7,7 +7,7 @@ explains the arithmetic.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
@@ -69,16 +69,14 @@ class Controller(Drafter):
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])
-                for i, proposal in zip(asked, answers, strict=True):
-                    decision.offer(i, drafter, proposal)
+                self._offer(decision, drafter, requests, zip(asked, answers, strict=True))
         if self._planned:
             for drafter, mosts in decision.plans(self._planned).items():
                 start = self._prices.now()
                 answers = self._ask(drafter, [_at_most(requests[i], most) for i, most in mosts.items()])
                 if len(answers) == 1:
                     self._prices.asked(drafter, start, len(answers[0]), decision.context)
-                for i, proposal in zip(mosts, answers, strict=True):
-                    decision.offer(i, drafter, proposal)
+                self._offer(decision, drafter, requests, zip(mosts, answers, strict=True))
         proposals = decision.proposals()
         self._prices.step_begins(len(requests), decision.rows, decision.drafted, decision.context)
         return proposals
@@ -118,6 +116,20 @@ class Controller(Drafter):
                 return [EMPTY]
             return [self._ask(drafter, [request])[0] for request in requests]
         return proposals
+
+    def _offer(
+        self,
+        decision: Decision,
+        drafter: Drafter,
+        requests: Sequence[DraftRequest],
+        answers: Iterable[tuple[int, Proposal]],
+    ) -> None:
+        """What makes no sense costs the one request its drafter, and the others nothing."""
+        for place, proposal in answers:
+            try:
+                decision.offer(place, drafter, proposal)
+            except Exception as error:
+                self._switch_off(drafter, requests[place].id, error)
 
     def _switch_off(self, drafter: Drafter, request_id: int, error: Exception) -> None:
         log.warning("drafter %s is off for request %d: %s: %s", drafter.name, request_id, type(error).__name__, error)
