@@ -10,7 +10,7 @@ from outrider.distill.features import Features
 
 SIZE = 8192
 """Tokens that a head can propose. Of what the default model answers to Spec-Bench's questions, these are 92 percent,
-half as many 86, and 12,288 95; a drafted token takes 1.3 times as long as with half as many."""
+half as many 86, and 12,288 95; a drafted token reads 1.3 times as many weights as with half as many."""
 
 _RANKS = 4  # candidates of each place that count, so that rare places tell more
 
