@@ -86,7 +86,7 @@ class Decision:
 
     def asks(self, drafter: Drafter) -> list[int]:
         """The requests that a free drafter is to be asked for: even where nothing may be risked, it teaches."""
-        return [i for i in self._asking if drafter in self._texts[i].active and self._wants(i, drafter)]
+        return [i for i in self._asking if self._wants(i, drafter)]
 
     def plans(self, drafters: Sequence[Drafter]) -> dict[Drafter, dict[int, int]]:
         """How many tokens which of the drafters that are not free, or draw, is to propose for which requests.
