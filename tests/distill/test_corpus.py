@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from outrider.distill import corpus
+from outrider.distill.interview import compose
 from outrider.errors import ModelFileError
 from outrider.llm import LLM
 from outrider.sampling import SamplingParams
@@ -47,20 +48,29 @@ def test_the_same_seed_gives_the_same_corpus(corpus_path, model, tmp_path):
     assert corpus_path.read_text().startswith(path.read_text())
 
 
-def test_prompts_of_users_are_answered_once_each_beside_what_the_target_asks(model, tokenizer, tmp_path):
+def test_prompts_of_users_are_answered_once_each_beside_what_the_target_asks(model, tokenizer, tmp_path, monkeypatch):
+    left = []
+
+    def composed(rng, template, prompts):
+        left.append(len(prompts))
+        return compose(rng, template, prompts)
+
+    monkeypatch.setattr(corpus, "compose", composed)
     path = tmp_path / "corpus.jsonl"
     llm = LLM(model, context_length=512, max_batch=corpus.TOGETHER, kv_tokens=corpus.TOGETHER * 512, threads=1)
     prompts = ["What is a tide?", "what is  a tide?", "Name three colours.", "x " * 500]
     fitting = corpus.fitting(llm, prompts)
     assert fitting == tuple(prompts[:3])
     for sitting in range(2):
+        left.clear()
         with closing(corpus.interview(llm, path, seed=sitting, prompts=fitting)) as growing:
             before = len(corpus.read(path, tokenizer)) if path.exists() else 0
             next(tokens for tokens in growing if len(corpus.read(path, tokenizer)) > before + 8)
+    assert left[0] == 0  # what was answered in the sitting before is not asked again
     dialogues = corpus.read(path, tokenizer)
     asked = [d.questions[0] for d in dialogues if d.kind == "prompt"]
     assert sorted(asked, key=len)[-1] == "Name three colours."
-    assert len(asked) == 2  # the same question is not asked twice, neither in the next sitting
+    assert len(asked) == 2  # the same question is not kept twice
     assert len(dialogues) > 4
     for dialogue in dialogues:
         if dialogue.kind == "prompt":
