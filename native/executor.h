@@ -94,6 +94,7 @@ public:
 
     const float* data(int buffer) const { return buffers_.at(size_t(buffer)).memory.data(); }
     int width(int buffer) const { return buffers_.at(size_t(buffer)).width; }
+    int wanted_rows() const { return pass_.wanted_rows; }  // of the last pass
     int threads() const { return team_->size(); }
     const char* kernels() const { return kernels_.name; }
 

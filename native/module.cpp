@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "chains.h"
 #include "executor.h"
 
 namespace nb = nanobind;
@@ -20,9 +21,10 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Cache = nb::ndarray<int32_t, nb::ndim<5>, nb::c_contig, nb::device::cpu>;
 
-// Everything that can be checked once per call is checked here or in Executor::run, before a thread starts.
-bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
-         Ints tail_offsets, Ints tail_slots, Ints wanted, Cache kv, int blocks) {
+// The rows of a pass, on a KV cache. What can be checked once per call is checked here or in Executor::run, before a
+// thread starts.
+Pass pass_of(Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts, Ints tail_offsets,
+             Ints tail_slots, Ints wanted, Cache kv, int blocks) {
     const size_t rows = tokens.shape(0);
     if (positions.shape(0) != rows || slots.shape(0) != rows || requests.shape(0) != rows ||
         tail_starts.shape(0) != rows || tail_offsets.shape(0) != rows + 1)
@@ -47,8 +49,30 @@ bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints reque
     pass.blocks = blocks;
     pass.kv_heads = int(kv.shape(2));
     pass.head_dim = int(head_dim);
+    return pass;
+}
+
+bool run(Executor& executor, Ints tokens, Ints positions, Ints slots, Ints requests, Tables tables, Ints tail_starts,
+         Ints tail_offsets, Ints tail_slots, Ints wanted, Cache kv, int blocks) {
+    const Pass pass = pass_of(tokens, positions, slots, requests, tables, tail_starts, tail_offsets, tail_slots, wanted,
+                              kv, blocks);
     nb::gil_scoped_release release;
     return executor.run(pass);
+}
+
+// Tokens of each chain, and their probabilities.
+std::vector<std::pair<std::vector<int32_t>, std::vector<double>>> draft_chains(
+    Executor& executor, int logits, int hidden, int input, Ints ids, Ints tokens, Ints positions, Ints slots,
+    Ints requests, Tables tables, Ints tail_starts, Ints tail_offsets, Ints tail_slots, Ints wanted, Cache kv,
+    int blocks) {
+    if (int(ids.shape(0)) != executor.width(logits)) throw std::invalid_argument("draft: not one id per logit");
+    const Pass layout = pass_of(tokens, positions, slots, requests, tables, tail_starts, tail_offsets, tail_slots, wanted,
+                                kv, blocks);
+    nb::gil_scoped_release release;
+    std::vector<std::pair<std::vector<int32_t>, std::vector<double>>> result;
+    for (Chain& chain : draft(executor, {logits, hidden, input}, layout, ids.data()))
+        result.emplace_back(std::move(chain.tokens), std::move(chain.chances));
+    return result;
 }
 
 }  // namespace
@@ -107,6 +131,9 @@ NB_MODULE(_native, m) {
         .def("maxima", &Executor::maxima, "x"_a, "out"_a)
         .def("run", &run, "tokens"_a, "positions"_a, "slots"_a, "requests"_a, "tables"_a, "tail_starts"_a,
              "tail_offsets"_a, "tail_slots"_a, "wanted"_a, "kv"_a.noconvert(), "blocks"_a)
+        .def("draft", &draft_chains, "logits"_a, "hidden"_a, "input"_a, "ids"_a, "tokens"_a, "positions"_a, "slots"_a,
+             "requests"_a, "tables"_a, "tail_starts"_a, "tail_offsets"_a, "tail_slots"_a, "wanted"_a,
+             "kv"_a.noconvert(), "blocks"_a)
         .def("output",
              [](Executor& self, int buffer, int rows) {
                  return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include <optional>
 #include <stdexcept>
@@ -84,6 +85,13 @@ size_t argmax(Floats logits, Floats maxima) {
     return start + first_largest(logits.data() + start, std::min(kBlock, logits.shape(0) - start));
 }
 
+// Its place, and its probability.
+std::pair<size_t, double> likeliest_of(Floats logits) {
+    if (logits.shape(0) == 0) throw std::invalid_argument("logits: there are none");
+    const Likeliest found = likeliest(logits.data(), logits.shape(0));
+    return {found.place, found.chance};
+}
+
 // Ids (None: all), weights and their sum.
 nb::tuple law_arrays(Floats logits, Floats maxima, float peak, double temperature, size_t k, double share,
                      double least) {
@@ -111,6 +119,7 @@ NB_MODULE(_sampling, module) {
     module.def("penalised", &penalised);
     module.def("maxima_after", &maxima_after, "logits"_a, "maxima"_a, "ids"_a);
     module.def("argmax", &argmax, "logits"_a, "maxima"_a);
+    module.def("likeliest", &likeliest_of, "logits"_a);
     module.def("law", &law_arrays, "logits"_a, "maxima"_a, "peak"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a);
     module.def("key", [](uint64_t seed, uint64_t choice, uint64_t position, uint64_t purpose, uint64_t sibling,
                          uint64_t committed) { return key({seed, choice, position, purpose, sibling, committed}); });

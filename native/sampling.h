@@ -58,6 +58,12 @@ std::vector<float> maxima_of(const float* values, size_t n);
 // that is below e^-87.3.
 void weigh(const float* logits, size_t n, float peak, float scale, float* weights);
 
+struct Likeliest {
+    size_t place;   // of the largest logit, the first on ties
+    double chance;  // the probability that the logits give it; 0 if it is not a finite number
+};
+Likeliest likeliest(const float* logits, size_t n);
+
 struct Mass {
     double sum;
     size_t count;

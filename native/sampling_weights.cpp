@@ -1,4 +1,5 @@
 // Passes over a row: its largest values, its weights, and sums of these.
+#include <cmath>
 #include <cstring>
 
 #include "sampling.h"
@@ -111,6 +112,19 @@ PER_PROCESSOR Mass mass_from(float floor, const float* values, size_t n) {
     even += odd;
     for (int lane = 0; lane < 8; ++lane) mass.sum += even[lane], mass.count += size_t(kept[lane]);
     return mass;
+}
+
+Likeliest likeliest(const float* logits, size_t n) {
+    const size_t place = first_largest(logits, n);
+    if (!std::isfinite(logits[place])) return {place, 0};
+    double sum = 0;
+    for (size_t start = 0; start < n; start += kStretch) {
+        float weights[kStretch];
+        const size_t size = std::min(kStretch, n - start);
+        weigh(logits + start, size, logits[place], 1, weights);
+        sum += mass_from(0, weights, size).sum;
+    }
+    return {place, 1 / sum};
 }
 
 PER_PROCESSOR Sums sums_of(const float* values, size_t n, float floor) {

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.cache import KVCache
 from outrider.drafters.base import DraftRequest, Observation
 from outrider.drafters.eagle import CATCH_UP, EagleDrafter
 from outrider.heads import DraftHead
 from outrider.randomness import Noise, Purpose
 from outrider.sampling import Distribution, SamplingParams
-from outrider.types import EMPTY, FloatArray, Proposal, Rows
+from outrider.types import EMPTY, FloatArray, IntArray, Proposal, Rows
 from tests.drafters.eagle_rig import EMBEDDING, LAYERS, Session, draft_head, fresh, kept, state, taps
 from tests.heads.tiny_head import VOCABULARY, TorchHead, tiny_head
 from tests.kernels.workbench import assert_same_bits
@@ -202,6 +203,13 @@ class CountedPasses:
                 self.count += 1
                 self.positions.append(rows.positions.tolist())
                 return layer.run(rows, cache, inputs)
+
+            def draft(_, rows: Rows, cache: KVCache, ids: IntArray) -> list[tuple[list[int], list[float]]]:  # noqa: N805
+                depths = [rows.positions[rows.requests == request] for request in range(len(rows.tables))]
+                fed = [[int(at[depth]) for at in depths if depth < len(at)] for depth in range(max(map(len, depths)))]
+                self.count += len(fed)
+                self.positions += fed
+                return layer.draft(rows, cache, ids)
 
         drafter._head = DraftHead.__new__(DraftHead)
         drafter._head.__dict__.update(head.__dict__, _layer=Watched())

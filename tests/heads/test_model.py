@@ -15,6 +15,7 @@ from outrider.heads.checkpoint import Head, read_official
 from outrider.heads.model import record_fuser, record_layer
 from outrider.kernels.native import NativeProgram
 from outrider.kernels.reference import ReferenceProgram
+from outrider.sampling import likeliest
 from outrider.types import EMPTY, FloatArray
 from outrider.weights.tensor_types import TensorType
 from tests.heads.tiny_head import HIDDEN, VOCABULARY, TorchHead, tiny_head
@@ -108,6 +109,88 @@ def test_rows_do_not_depend_on_the_pass_they_are_computed_in(tmp_path: Path, ker
         for size in (2, 5, 32, ROWS):
             for actual, wanted in zip(read(native(head, kernels, threads), size), alone, strict=True):
                 assert_same_bits(actual, wanted)
+
+
+LENGTHS = [3, 1, 6, 2]
+
+
+def begin(model: DraftHead, cache: KVCache) -> tuple[list[KVSequence], FloatArray, FloatArray]:
+    """Four texts of which the head has read some positions; with its logits and hidden states after them."""
+    sequences = [KVSequence() for _ in LENGTHS]
+    stretches = [Stretch(each, TOKENS[n : 2 * n + 1]) for n, each in enumerate(sequences)]
+    rows = cache.reserve(stretches, [EMPTY] * len(stretches))
+    fused = model.fuse(rows, cache, TAPS[: len(rows.tokens)])
+    logits, hidden = model.forward(rows, cache, fused)
+    for n, sequence in enumerate(sequences):
+        cache.commit(sequence, n + 1, ())
+    return sequences, logits, hidden
+
+
+def chains(model: DraftHead) -> list[tuple[list[int], list[float]]]:
+    cache = KVCache(model.kv_shape, 8)
+    sequences, _, _ = begin(model, cache)
+    ahead = [Stretch(each, [0] * (k - 1), False) for each, k in zip(sequences, LENGTHS, strict=True)]
+    return model.draft(cache.reserve(ahead, [EMPTY] * len(ahead)), cache)
+
+
+def chains_by_single_passes(model: DraftHead) -> list[tuple[list[int], list[float]]]:
+    """The same, a pass per text and token, each token chosen here."""
+    cache = KVCache(model.kv_shape, 8)
+    sequences, *begun = begin(model, cache)
+    found = []
+    for sequence, length, logits, hidden in zip(sequences, LENGTHS, *(each.copy() for each in begun), strict=True):
+        tokens, estimates = [], []
+        while True:
+            place, estimate = likeliest(logits)
+            tokens.append(int(model.target_ids[place]))
+            estimates.append(estimate)
+            if len(tokens) == length:
+                break
+            rows = cache.reserve([Stretch(sequence, tokens[-1:], True)], [EMPTY])
+            [logits], [hidden] = model.forward(rows, cache, hidden[np.newaxis].copy())
+            cache.commit(sequence, sequence.length + 1, ())
+        found.append((tokens, estimates))
+    return found
+
+
+@by_kernels
+def test_chains_are_those_of_single_passes_whatever_their_lengths(tmp_path: Path, kernels: str) -> None:
+    head = load(tiny_head(tmp_path))
+    for threads in (1, 2):
+        drafted = chains(native(head, kernels, threads))
+        assert [len(tokens) for tokens, _ in drafted] == LENGTHS
+        assert drafted == chains_by_single_passes(native(head, kernels))
+    floats = read_official(tmp_path)
+    for (tokens, estimates), (expected_tokens, expected_estimates) in zip(
+        chains(native(floats, kernels)), chains(reference(floats)), strict=True
+    ):
+        assert tokens == expected_tokens
+        np.testing.assert_allclose(estimates, expected_estimates, rtol=1e-3)
+
+
+@by_kernels
+def test_a_chain_ends_where_the_head_gives_no_number(tmp_path: Path, kernels: str) -> None:
+    head = read_official(tiny_head(tmp_path))
+    whole = chains(native(head, kernels))
+    poisoned = whole[2][0][1]  # the second token of the longest chain
+    values = EMBEDDING.floats().copy()
+    values[poisoned] = np.nan
+    broken = weight("embedding", values)
+    fuser = NativeProgram(record_fuser(head), threads=1, kernels=kernels)
+    after = chains(DraftHead(head, fuser, NativeProgram(record_layer(head, broken), beside=fuser)))
+    for (tokens, estimates), (before, estimates_before) in zip(after, whole, strict=True):
+        end = before.index(poisoned) + 1 if poisoned in before else len(before)
+        assert (tokens, estimates) == (before[:end], estimates_before[:end])
+    assert len(after[2][0]) == 2
+
+
+def test_chains_go_on_from_the_last_pass_alone(tmp_path: Path) -> None:
+    model = native(load(tiny_head(tmp_path)), KERNELS[-1])
+    cache = KVCache(model.kv_shape, 8)
+    sequences, _, _ = begin(model, cache)
+    rows = cache.reserve([Stretch(sequences[0], [0, 0], False)], [EMPTY])
+    with pytest.raises(ValueError, match="another number of wanted rows"):
+        model.draft(rows, cache)
 
 
 def test_an_input_must_be_filled_anew_for_each_pass(tmp_path: Path) -> None:

@@ -150,6 +150,11 @@ class EagleDrafter(Drafter):
         ready = [chain for chain in chains if chain.text.computed == chain.text.known]
         if len(ready) < len(chains):
             self.skipped["catching up"] += len(chains) - len(ready)
+        if ready and all(chain.greedy for chain in ready):
+            rows = self._cache.reserve([chain.ahead() for chain in ready], [EMPTY] * len(ready))
+            for chain, (tokens, estimates) in zip(ready, self._head.draft(rows, self._cache), strict=True):
+                chain.tokens, chain.estimates, chain.q = tokens, estimates, [None] * len(tokens)
+            return
         while ready:
             drafted = [i for i, chain in enumerate(ready) if self._extend(chain, logits[i]) and chain.wants_more]
             ready = [ready[i] for i in drafted]
@@ -337,6 +342,13 @@ class _Chain:
     q: list[DoubleArray | None] = field(default_factory=list)
 
     @property
+    def greedy(self) -> bool:
+        """Whether its tokens are the head's most probable ones, whatever they are."""
+        params = self.request.params
+        free = params.allowed_token_ids is None and not params.banned_token_ids
+        return params.temperature == 0 and not params.adjusts and free
+
+    @property
     def wants_more(self) -> bool:
         return len(self.tokens) < self.k
 
@@ -346,6 +358,10 @@ class _Chain:
         begin = text.origin + text.computed + 1
         wanted = text.computed + self.rows == text.known
         return _Stretch(text.entries, self.request.tokens[begin : begin + self.rows], wanted)
+
+    def ahead(self) -> _Stretch:
+        """Places for all that will be drafted but the last, which nobody goes on from."""
+        return _Stretch(self.text.entries, [0] * (self.k - 1), False)
 
     def drafted(self) -> _Stretch:
         """The last drafted token."""

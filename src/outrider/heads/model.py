@@ -19,7 +19,7 @@ from outrider.kernels.native import NativeProgram
 from outrider.models.base import KVShape
 from outrider.models.llama import frequencies
 from outrider.program import Program
-from outrider.types import FloatArray, Rows
+from outrider.types import FloatArray, IntArray, Rows
 from outrider.weights.weight import Weight
 
 
@@ -39,6 +39,10 @@ class Runner(Protocol):
 
     def run(self, rows: Rows, cache: KVCache, inputs: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
         """One pass; the outputs by name."""
+        ...
+
+    def draft(self, rows: Rows, cache: KVCache, ids: IntArray) -> list[tuple[list[int], list[float]]]:
+        """Greedy chains; see `NativeProgram.draft`."""
         ...
 
 
@@ -74,6 +78,13 @@ class DraftHead:
         """
         outputs = self._layer.run(rows, cache, {"hidden": hidden})
         return outputs["logits"], outputs["hidden"]
+
+    def draft(self, rows: Rows, cache: KVCache) -> list[tuple[list[int], list[float]]]:
+        """A greedy chain from each wanted row of the last pass on: the target's ids, and the head's probabilities.
+
+        rows  laid out for the tokens to come; see `NativeProgram.draft`.
+        """
+        return self._layer.draft(rows, cache, self.target_ids)
 
 
 def check_fits(head: Head, embedding: Weight) -> None:

@@ -62,6 +62,24 @@ class Executor:
         kv: IntArray,
         blocks: int,
     ) -> bool: ...
+    def draft(
+        self,
+        logits: int,
+        hidden: int,
+        input: int,
+        ids: IntArray,
+        tokens: IntArray,
+        positions: IntArray,
+        slots: IntArray,
+        requests: IntArray,
+        tables: IntArray,
+        tail_starts: IntArray,
+        tail_offsets: IntArray,
+        tail_slots: IntArray,
+        wanted: IntArray,
+        kv: IntArray,
+        blocks: int,
+    ) -> list[tuple[list[int], list[float]]]: ...
     def output(self, buffer: int, rows: int) -> FloatArray: ...
     def profile(self, on: bool) -> None: ...
     def profiled(self) -> list[tuple[str, float]]: ...

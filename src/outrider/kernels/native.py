@@ -34,7 +34,7 @@ from outrider.program import (
     Select,
     SwiGLU,
 )
-from outrider.types import FloatArray, Output, Rows
+from outrider.types import FloatArray, IntArray, Output, Rows
 from outrider.weights.weight import Weight
 
 MAXIMUM = 32
@@ -91,19 +91,7 @@ class NativeProgram:
         """
         for name, values in inputs.items():
             self._executor.fill(self._inputs[name], values)
-        moved = self._executor.run(
-            rows.tokens,
-            rows.positions,
-            rows.slots,
-            rows.requests,
-            rows.tables,
-            rows.tail_starts,
-            rows.tail_offsets,
-            rows.tail_slots,
-            rows.wanted,
-            cache.memory,
-            cache.pool.size,
-        )
+        moved = self._executor.run(*_arrays(rows), cache.memory, cache.pool.size)
         if moved or len(self._results) > _KEPT:
             self._results.clear()
         sizes = len(rows.tokens), len(rows.wanted)
@@ -112,6 +100,20 @@ class NativeProgram:
                 name: self._executor.output(place, sizes[wanted]) for name, (place, wanted) in self._outputs.items()
             }
         return found
+
+    def draft(self, rows: Rows, cache: KVCache, ids: IntArray) -> list[tuple[list[int], list[float]]]:
+        """A greedy chain from each wanted row of the last pass on: its tokens, and the probability of each.
+
+        The program has an output "hidden", which is its input of that name in the row of the next token.
+
+        rows  laid out for the tokens to come, whatever ids they have: those of request i are for chain i, which gets
+              one token more than that.
+        ids   what the places of the logits stand for.
+
+        A chain ends early where the largest logit is not a finite number.
+        """
+        buffers = self._outputs["logits"][0], self._outputs["hidden"][0], self._inputs["hidden"]
+        return self._executor.draft(*buffers, ids, *_arrays(rows), cache.memory, cache.pool.size)
 
     def profile(self, on: bool) -> None:
         """Start afresh, or stop, to measure the time of each operation; see `profiled`."""
@@ -157,6 +159,21 @@ class NativeModel(NativeProgram):
             taps = {layer: outputs[name] for name, layer in self._taps.items()}
             self._made = outputs, Output(outputs["logits"], taps, outputs["maxima"])
         return self._made[1]
+
+
+def _arrays(rows: Rows) -> tuple[IntArray, ...]:
+    """In the order in which the executor takes them."""
+    return (
+        rows.tokens,
+        rows.positions,
+        rows.slots,
+        rows.requests,
+        rows.tables,
+        rows.tail_starts,
+        rows.tail_offsets,
+        rows.tail_slots,
+        rows.wanted,
+    )
 
 
 def choose_kernels(name: str | None = None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -47,6 +48,7 @@ class ReferenceProgram:
         self.program = program
         self.quantise_activations = quantise_activations
         self._floats: dict[Weight, FloatArray] = {}
+        self._last: dict[str, FloatArray] = {}
 
     def run(
         self, rows: Rows, cache: KVCache, inputs: Mapping[str, FloatArray] = MappingProxyType({})
@@ -55,7 +57,27 @@ class ReferenceProgram:
         values: dict[int, FloatArray] = {}
         for operation in self.program.operations:
             values[operation.out.index] = self._compute(operation, values, rows, cache, inputs)
-        return {name: values[buffer.index] for name, buffer in self.program.outputs.items()}
+        self._last = {name: values[buffer.index] for name, buffer in self.program.outputs.items()}
+        return self._last
+
+    def draft(self, rows: Rows, cache: KVCache, ids: IntArray) -> list[tuple[list[int], list[float]]]:
+        """Greedy chains as by `NativeProgram.draft`, one after another."""
+        chains: list[tuple[list[int], list[float]]] = []
+        for number, (logits, hidden) in enumerate(zip(self._last["logits"], self._last["hidden"], strict=True)):
+            tokens, chances = [], []
+            places = np.flatnonzero(rows.requests == number)
+            for place in [*places, None]:
+                best = int(logits.argmax())
+                if not np.isfinite(logits[best]):
+                    break
+                tokens.append(int(ids[best]))
+                chances.append(1 / float(np.exp(logits.astype(np.float64) - logits[best]).sum()))
+                if place is not None:
+                    row = _only(rows, place, tokens[-1])
+                    output = self.run(row, cache, {"hidden": hidden[np.newaxis]})
+                    logits, hidden = output["logits"][0], output["hidden"][0]
+            chains.append((tokens, chances))
+        return chains
 
     def _compute(
         self,
@@ -101,6 +123,23 @@ class ReferenceProgram:
         if weight not in self._floats:
             self._floats[weight] = weight.floats()
         return self._floats[weight]
+
+
+def _only(rows: Rows, place: int, token: int) -> Rows:
+    """A pass of one of the rows, with that token."""
+    one, none = np.zeros(1, np.int32), np.zeros(2, np.int32)
+    at = slice(place, place + 1)
+    return replace(
+        rows,
+        tokens=one + token,
+        positions=rows.positions[at],
+        slots=rows.slots[at],
+        requests=rows.requests[at],
+        tail_starts=rows.tail_starts[at],
+        tail_offsets=none,
+        tail_slots=one[:0],
+        wanted=one,
+    )
 
 
 class ReferenceModel(ReferenceProgram):

@@ -78,9 +78,8 @@ def maxima_after(logits: FloatArray, maxima: FloatArray, ids: Collection[int]) -
 
 def likeliest(logits: FloatArray) -> tuple[int, float]:
     """The token of `greedy_token`, and its probability at temperature 1. Raises NumericError."""
-    maxima = _sampling.maxima(logits)
-    token = greedy_token(logits, maxima)
-    return token, 1 / _sampling.law(logits, maxima, logits[token], 1.0, 0, 1.0, 0.0)[2]
+    token, chance = _sampling.likeliest(logits)
+    return (token, chance) if chance else (greedy_token(logits), chance)  # which raises
 
 
 def distribution(logits: FloatArray, params: SamplingParams, maxima: FloatArray | None = None) -> Distribution:
