@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import random
 import statistics
 import string
@@ -29,6 +30,7 @@ from outrider.cli.prompts import read_prompts
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 HOSTILE = ("random words", "base64", "digits")
 CONTEXT = 4096
+STEPS = 16  # in a row, of plain and auto in turn
 
 
 def hostile(seed: int = 5) -> dict[str, str]:
@@ -133,46 +135,64 @@ def report_work(runs: Mapping[str, list[Account]]) -> None:
 
 
 def by_clock(
-    llm: LLM, questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, rounds: int
+    llms: Mapping[str, LLM], questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, rounds: int
 ) -> None:
-    """Plain and auto in turn, a few texts at a time, in this order and in the other: seconds from the first token on.
-
-    A group's time is the sum of its texts' medians: who else uses the machine mostly disturbs one of a text's turns,
-    but some text in every round.
-    """
-    ways = ("off", "auto")
-    seconds = {(group, way): 0.0 for group in questions for way in ways}
-    for group, prompts in questions.items():
-        _seconds(llm, prompts[:1], params, "off")  # what the first pass touches
-        for start in range(0, len(prompts), batch):
-            turns = {way: [] for way in ways}
-            for turn in range(rounds):
+    """Plain and auto in turn, a few steps at a time, so that what else the machine does meets both alike."""
+    ratios: dict[str, list[float]] = {group: [] for group in questions}
+    for turn in range(rounds):
+        for group, prompts in questions.items():
+            ways = [_Stream(llms[way], prompts, params, batch) for way in ("off", "auto")]
+            while any(way.ended < len(prompts) for way in ways):
                 for way in ways if turn % 2 else ways[::-1]:
-                    turns[way].append(_seconds(llm, prompts[start : start + batch], params, way))
+                    way.go_on()
+            plain, auto = (way.tokens / way.seconds for way in ways)
+            ratios[group].append(auto / plain)
             for way in ways:
-                seconds[group, way] += statistics.median(turns[way])
-
-    def row(title: str, groups: Sequence[str]) -> tuple[str, int, str]:
-        plain, auto = (sum(seconds[group, way] for group in groups) for way in ways)
-        return title, sum(len(questions[g]) for g in groups), f"{plain / auto:.3f}"
-
-    tasks, hostile_groups = ([g for g in questions if (g in HOSTILE) == hostile] for hostile in (False, True))
-    rows = [row(group, [group]) for group in questions]
-    rows += [row(title, groups) for title, groups in (("all tasks", tasks), ("adversarial", hostile_groups)) if groups]
+                way.llm.engine.drop_all()
+    rows = [(group, len(questions[group]), f"{statistics.median(each):.3f}") for group, each in ratios.items()]
+    for title, hostile in (("all tasks", False), ("adversarial", True)):
+        groups = [group for group in questions if (group in HOSTILE) == hostile]
+        if groups:
+            # As if all groups wrote as many tokens at as many tokens per second.
+            mean = statistics.median(
+                statistics.harmonic_mean(each) for each in zip(*(ratios[g] for g in groups), strict=True)
+            )
+            rows.append((title, sum(len(questions[g]) for g in groups), f"{mean:.3f}"))
     common.table("By the clock", ("group", "texts", "auto over plain"), rows)
 
 
-def _seconds(llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, speculation: str) -> float:
-    """From the step after which all these texts have their first token, to the end of all."""
-    requests = [llm.request(prompt, params, speculation=speculation) for prompt in prompts]
-    for request in requests:
-        llm.engine.submit(request)
-    while any(request.timings.first_token is None for request in requests):
-        llm.engine.step()
-    begun = time.perf_counter()
-    while not llm.engine.idle:
-        llm.engine.step()
-    return time.perf_counter() - begun
+class _Stream:
+    """A batch that stays full: the next text begins where one ends, and the first ones again once all have begun.
+
+    tokens, seconds  of the steps in which all were decoding: those that work on prompts are left out.
+    ended            texts that are finished.
+    """
+
+    def __init__(self, llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, batch: int) -> None:
+        self.llm = llm
+        self.tokens, self.seconds, self.ended = 0, 0.0, 0
+        self._waiting = itertools.cycle(prompts)
+        self._params = params
+        self._live: dict[int, Request] = {}
+        self._batch = batch
+
+    def go_on(self) -> None:
+        """Some steps more. The first one finds the caches as the other stream has left them, and does not count."""
+        for step in range(-1, STEPS):
+            while len(self._live) < self._batch:
+                request = self.llm.request(next(self._waiting), self._params)
+                self.llm.engine.submit(request)
+                self._live[request.id] = request
+            decoding = all(request.timings.first_token is not None for request in self._live.values())
+            begun = time.perf_counter()
+            emitted = self.llm.engine.step()
+            if decoding and step >= 0:
+                self.seconds += time.perf_counter() - begun
+                self.tokens += sum(len(each.token_ids) for each in emitted)
+            for each in emitted:
+                if each.finish_reason is not None:
+                    del self._live[each.request.id]
+                    self.ended += 1
 
 
 def main() -> None:
@@ -212,7 +232,8 @@ def main() -> None:
         f"temperature {params.temperature:g}; at 512 tokens {v}\n"
     )
     if arguments.clock:
-        by_clock(llm, questions, params, arguments.batch, arguments.rounds)
+        plain = LLM(arguments.model, speculation="off", context_length=CONTEXT, threads=arguments.threads)
+        by_clock({"off": plain, "auto": llm}, questions, params, arguments.batch, arguments.rounds)
         return
     runs: dict[str, list[Account]] = {}
     for name in ("auto", *filter(None, arguments.fixed.split(","))):

@@ -305,9 +305,45 @@ def test_it_sleeps_longer_and_longer_where_nobody_is_ever_right() -> None:
 
 
 def test_it_stays_awake_where_somebody_is_right_or_the_length_is_fixed() -> None:
-    assert len(written(Controller([Scripted("right", {1: [2]})], DEAR), 100)) == 100
+    assert len(written(Controller([Scripted("right", {1: [2]})], CHEAP), 100)) == 100
     fixed = Speculation("wrong", 3)
     assert len(written(Controller([Scripted("wrong", {1: [9]})], DEAR), 100, speculation=fixed)) == 100
+
+
+def test_it_sleeps_where_whoever_is_right_could_not_pay_for_a_row() -> None:
+    assert len(written(Controller([Scripted("right", {1: [2]})], DEAR), 100)) < 20
+
+
+@pytest.mark.parametrize("right", [(), (3,)])
+def test_those_that_only_try_anew_do_so_together(right: Sequence[int]) -> None:
+    """Four texts, begun one after the other; the one whose drafter is right is asked at all times."""
+    ids = range(1, 5)
+    controller = Controller([Scripted("one", {id: [2] if id in right else [9] for id in ids})], CHEAP)
+    texts: dict[int, list[int]] = {}
+    woken = []
+    for step in range(200):
+        if step % 3 == 0 and len(texts) < 4:
+            texts[len(texts) + 1] = [1]
+            controller.begin(RequestView(id=len(texts), tokens=texts[len(texts)], prompt_length=1))
+        awake = list(controller.awake(list(texts)))
+        woken.append(awake)
+        if awake:
+            asleep = len(texts) - len(awake)
+            controller.propose([
+                DraftRequest(id=id, tokens=texts[id], prompt_length=1, most=4, rows=len(texts), asleep=asleep)
+                for id in awake
+            ])  # fmt: skip
+        for id in texts:
+            texts[id].append(2)
+            if id in awake:
+                controller.observe(Observation(id=id, committed=(2,), proposal=EMPTY, path=()))
+    settled = woken[100:]
+    if right:
+        assert all(3 in awake for awake in settled)
+    else:
+        assert sum(map(bool, settled)) <= 25
+    for id in set(ids) - set(right):
+        assert 4 <= sum(id in awake for awake in settled) <= 8, "each is tried from time to time"
 
 
 def test_it_never_wakes_for_a_request_that_nobody_serves() -> None:

@@ -8,15 +8,18 @@ _LONGEST = 15  # tokens
 
 
 class Alarm:
-    """due: the length of the text at which to try; where `on` is false, never."""
+    """due: the length of the text at which to try; where `on` is false, never. eager: it was of use when last tried."""
 
-    __slots__ = ("_wait", "due")
+    __slots__ = ("_wait", "due", "eager")
 
-    def __init__(self, on: bool) -> None:
+    def __init__(self, on: bool, *, eager: bool = False) -> None:
+        """eager: it is to be of use from the start."""
         self._wait = 0
         self.due: float = 0 if on else inf
+        self.eager = on and eager
 
     def set(self, length: int, *, useless: bool) -> None:
         """It was tried, and the text is this long now."""
         self._wait = min(2 * self._wait + 1, _LONGEST) if useless else 0
         self.due = length + self._wait
+        self.eager = not useless

@@ -43,6 +43,7 @@ class Controller(Drafter):
         self._prefill = costs.v(_ROWS) / _ROWS
         self._lookup = _LOOKUP / costs.plain(0)
         self._texts: dict[int, Text] = {}
+        self._steps = 0
 
     def begin(self, request: RequestView) -> None:
         wanted = request.speculation.drafter
@@ -57,12 +58,15 @@ class Controller(Drafter):
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
-        awake = []
+        self._steps += 1
+        awake, eager = [], self._steps % len(request_ids) == 0
         for request_id in request_ids:
             text = self._texts[request_id]
             if len(text.tokens) >= text.due:
                 awake.append(request_id)
-        return awake
+                eager = eager or text.eager
+        # To wake anybody takes most of the time that it takes to wake all: who only tries anew waits for the others.
+        return awake if eager else ()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)

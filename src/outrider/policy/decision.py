@@ -80,6 +80,9 @@ class Decision:
         self._share = plain / count  # of a request in a plain step, in one-row passes
         # Tokens in the time of a one-row pass; who sleeps writes at a rate of 1.
         self._worth = (rates + requests[0].asleep) / (self._share * count)
+        if most:
+            for place in self._asking:
+                texts[place].row = self._added[1] / self._share
         self._rooms = [text.ledger.room * self._share for text in texts]
         self._offers: list[Offer | None] = [None] * len(texts)
         self._values = [0.0] * len(texts)
@@ -177,7 +180,7 @@ class Decision:
             count, start = counts[place], starts[place]
             whole = len(offer.proposal) if offer.whole else 0
             time = times[place] + added[start + whole] - added[start]
-            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share, added[1] / self._share)
+            self._texts[place].draft(offer.drafter, (time + offer.price) / self._share)
             if count + whole:
                 self.drafted += count + whole
                 proposal = offer.proposal

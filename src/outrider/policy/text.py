@@ -12,6 +12,7 @@ from outrider.types import ROOT, Proposal
 
 _IN_PASSING = 16  # tokens since a drafter was last asked that its first pass reads beside its own
 _WINDOW = 16  # steps
+_PRIOR = 4  # steps that what is believed of a new text counts for
 _MARGIN = 2  # times what looking up takes: not every token that would have been right is drafted
 
 
@@ -22,6 +23,7 @@ class Text:
     active     the drafters that it may use.
     observers  those that want to know what became of their proposals.
     ledger     what drafting has cost and brought.
+    row        what one drafted token would add to the step, in the request's share of a plain one.
     heard      of the free drafters that have proposed something in this step, whatever becomes of it.
     due        the length of the text at which there is something to decide. Free drafters are asked, and the others
                planned for, less and less often where that is of no use; where the request says itself how much is
@@ -30,8 +32,8 @@ class Text:
 
     __slots__ = (
         "_acceptances", "_asked", "_asking", "_calibrations", "_drafter", "_fixed", "_gain", "_hits", "_known",
-        "_lookup", "_planned", "_planning", "_read", "_requests", "_row", "_spent", "active", "due", "heard",
-        "ledger", "observers", "tokens",
+        "_lookup", "_planned", "_planning", "_read", "_requests", "_seen", "_spent", "active", "due", "heard",
+        "ledger", "observers", "row", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
@@ -43,23 +45,28 @@ class Text:
         # Who fixes a length, or expects a text, is never left alone.
         self._fixed = request.speculation.length is not None or bool(request.prediction)
         self._planned = [drafter for drafter in active if drafter.cost or drafter.draws]
-        self._asking = Alarm(len(self._planned) < len(active))
-        self._planning = Alarm(bool(self._planned))
+        self._asking = Alarm(len(self._planned) < len(active), eager=self._fixed)
+        self._planning = Alarm(bool(self._planned), eager=self._fixed)
         self.due = min(self._asking.due, self._planning.due)
         self._known = request.prompt_length  # tokens of prompt and output that the ledger knows of
         self._calibrations = {id(drafter): Calibration() for drafter in active}
         self._acceptances = {id(drafter): Acceptance(drafter.expected) for drafter in self._planned}
         self._read = {id(drafter): 0 for drafter in active}
-        self._spent = 0.0
+        self._spent = self.row = 0.0
         self._drafter: Drafter | None = None
         self.heard: list[Calibration] = []
         self._lookup = lookup
         self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
         # and how many plain steps their drafts have saved.
-        self._hits, self._gain = 0.5, 1.5 * lookup
-        self._row = 0.0  # what one drafted token adds to a step, in the request's share of a plain one
+        self._hits, self._gain = 1.0, 1.5 * lookup
+        self._seen = _PRIOR
         self._asked = False
+
+    @property
+    def eager(self) -> bool:
+        """Whether somebody was of use when last asked, and not only tried anew from time to time."""
+        return self._asking.eager or self._planning.eager
 
     def wakes(self, requests: int) -> bool:
         """A decision is made, for a step of so many requests: whether free drafters are to be asked.
@@ -104,12 +111,12 @@ class Text:
         self._planning.set(len(self.tokens) + 1, useless=drafter is None and not self._fixed)
         self.due = min(self._asking.due, self._planning.due)
 
-    def draft(self, drafter: Drafter, spent: float, row: float) -> None:
+    def draft(self, drafter: Drafter, spent: float) -> None:
         """A proposal of the drafter is on its way, or that part of it which pays.
 
-        spent, row  what that adds to the step, and what one token would, in the request's share of a plain step.
+        spent  what that adds to the step, in the request's share of a plain step.
         """
-        self._drafter, self._spent, self._row = drafter, spent, row
+        self._drafter, self._spent = drafter, spent
 
     def learn(self, observation: Observation) -> None:
         """What came of it. A piece of a prompt commits nothing, and teaches nothing.
@@ -130,9 +137,10 @@ class Text:
             self._asked = False
             gain = 0.0 if planned else len(observation.path) - self._spent
             lookup = self._lookup * self._requests
-            self._hits += (hit - self._hits) / _WINDOW
+            self._seen = min(self._seen + 1, _WINDOW)
+            self._hits += (hit - self._hits) / self._seen
             self._gain += (gain - self._gain) / _WINDOW
-            useless = self._gain < lookup and self._hits < self._row + _MARGIN * lookup
+            useless = self._gain < lookup and self._hits < self.row + _MARGIN * lookup
             self._asking.set(len(self.tokens), useless=useless and not self._fixed)
             self.due = min(self._asking.due, self._planning.due)
         if self._drafter is not None and planned:
