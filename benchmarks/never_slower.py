@@ -164,7 +164,8 @@ def by_clock(
 class _Stream:
     """A batch that stays full: the next text begins where one ends, and the first ones again once all have begun.
 
-    tokens, seconds  of the steps in which all were decoding: those that work on prompts are left out.
+    tokens, seconds  of the steps in which all were decoding, until as many texts have ended as there are. Steps that
+                     work on prompts are left out.
     ended            texts that are finished.
     """
 
@@ -172,6 +173,7 @@ class _Stream:
         self.llm = llm
         self.tokens, self.seconds, self.ended = 0, 0.0, 0
         self._waiting = itertools.cycle(prompts)
+        self._texts = len(prompts)
         self._params = params
         self._live: dict[int, Request] = {}
         self._batch = batch
@@ -186,7 +188,7 @@ class _Stream:
             decoding = all(request.timings.first_token is not None for request in self._live.values())
             begun = time.perf_counter()
             emitted = self.llm.engine.step()
-            if decoding and step >= 0:
+            if decoding and step >= 0 and self.ended < self._texts:
                 self.seconds += time.perf_counter() - begun
                 self.tokens += sum(len(each.token_ids) for each in emitted)
             for each in emitted:
@@ -213,6 +215,7 @@ def main() -> None:
         max_tokens=arguments.tokens, temperature=arguments.temperature, seed=1 if arguments.temperature else None
     )
     values = {"draft": arguments.draft, "context_length": CONTEXT, "threads": arguments.threads}
+    values["max_batch"] = arguments.batch
     llm = LLM(arguments.model, recalibrate=True, **values)
     if not arguments.clock:
         llm = LLM(arguments.model, costs=llm.costs, **values)  # which no running figures correct
@@ -232,7 +235,7 @@ def main() -> None:
         f"temperature {params.temperature:g}; at 512 tokens {v}\n"
     )
     if arguments.clock:
-        plain = LLM(arguments.model, speculation="off", context_length=CONTEXT, threads=arguments.threads)
+        plain = LLM(arguments.model, speculation="off", **{**values, "draft": None})
         by_clock({"off": plain, "auto": llm}, questions, params, arguments.batch, arguments.rounds)
         return
     runs: dict[str, list[Account]] = {}

@@ -3,11 +3,13 @@
     python benchmarks/spec_bench.py PROMPTS                                 # about ten minutes for 240 questions
     python benchmarks/spec_bench.py PROMPTS --draft my-draft --limit 5      # five questions of each task
     python benchmarks/spec_bench.py PROMPTS --drafters ngram,suffix --count # tokens per step only, in batches
+    python benchmarks/spec_bench.py PROMPTS --draft my-draft --drafters suffix,eagle,auto --count
 
 PROMPTS is in Spec-Bench's own format (question_id, category, turns), of which the first turns are answered. Plain
 decoding and every drafter, always with k tokens, and auto, the policy, answer each question in turn, alone, and the
 texts are compared. Speed is that of decoding:
-tokens per second after the first step; the prompt's own pass is the same for all. A drafter's is charged to it.
+tokens per second after the first step; the prompt's own pass is the same for all. A drafter's is charged to it. With
+--count auto drafts as if rows were free: whoever promises most, as much as may be drafted.
 
 The prediction is S = tokens / sum over steps of (k c + v(k + 1)) for the k that each step drafted (Leviathan et al.
 2023, theorem 3.8, with a pass's real cost): c is timed around the drafter, v by passes at the task's own context.
@@ -30,6 +32,7 @@ from outrider.cache import KVCache
 from outrider.cli.prompts import read_prompts
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
 from outrider.engine import Engine
+from outrider.policy.costs import FREE
 from outrider.request import Request
 from outrider.scheduler import Work
 from outrider.tokenizer import Detokeniser
@@ -277,6 +280,7 @@ def main() -> None:
         max_batch=batch,
         max_draft=arguments.k,
         threads=arguments.threads,
+        costs=FREE if arguments.count else None,
     )
     bench = Bench.of(llm, arguments.k, batch)
     ways = [PLAIN, *(name if name == "auto" else f"{name}:{arguments.k}" for name in names)]

@@ -17,6 +17,7 @@ from outrider.speculation import AUTO, Speculation
 from outrider.types import DECLINED, EMPTY, ROOT, Proposal
 
 CHEAP = Costs((1, 2), (0,), ((1.0, 1.001),))
+MIDDLE = Costs((1, 2), (0,), ((1.0, 1.3),))
 DEAR = Costs((1, 2), (0,), ((1.0, 2.5),))
 
 
@@ -297,11 +298,11 @@ def written(controller: Controller, steps: int, *, speculation: Speculation = AU
 
 
 def test_it_sleeps_longer_and_longer_where_nobody_is_ever_right() -> None:
-    asked = written(Controller([Scripted("wrong", {1: [9]})], DEAR), 200)
+    asked = written(Controller([Scripted("wrong", {1: [9]})], MIDDLE), 200)
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps[:6] == [1] * 6
     assert gaps[-3:] == [16] * 3
-    assert asked == written(Controller([Scripted("wrong", {1: [9]})], DEAR), 200), "the same text, the same steps"
+    assert asked == written(Controller([Scripted("wrong", {1: [9]})], MIDDLE), 200), "the same text, the same steps"
 
 
 def test_it_stays_awake_where_somebody_is_right_or_the_length_is_fixed() -> None:
@@ -341,7 +342,7 @@ def test_those_that_only_try_anew_do_so_together(right: Sequence[int]) -> None:
     if right:
         assert all(3 in awake for awake in settled)
     else:
-        assert sum(map(bool, settled)) <= 25
+        assert 6 <= sum(map(bool, settled)) <= 7
     for id in set(ids) - set(right):
         assert 4 <= sum(id in awake for awake in settled) <= 8, "each is tried from time to time"
 
@@ -368,7 +369,7 @@ def test_steps_that_it_slept_through_count_as_plain_ones() -> None:
     written(told, 0)
     for _ in range(199):
         told.observe(observation(1))
-    slept._texts[1].wakes(1)
+    slept._texts[1].wakes()
     assert slept._texts[1].ledger.room == pytest.approx(told._texts[1].ledger.room, rel=0.01)
 
 

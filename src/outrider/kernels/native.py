@@ -161,7 +161,10 @@ class NativeModel(NativeProgram):
         return self._made[1]
 
 
-def _arrays(rows: Rows) -> tuple[IntArray, ...]:
+_Arrays = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]
+
+
+def _arrays(rows: Rows) -> _Arrays:
     """In the order in which the executor takes them."""
     return (
         rows.tokens,

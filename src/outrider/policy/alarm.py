@@ -1,25 +1,25 @@
-"""When to try again what was of no use: after 1, 3, 7, then every 15 tokens. It depends on nothing but the text."""
+"""When to try again what was of no use: after 1, 3, 7, then every 15 tokens of the text."""
 
 from __future__ import annotations
 
 from math import inf
 
-_LONGEST = 15  # tokens
+LONGEST = 15
+"""Tokens between two trials, at most."""
 
 
 class Alarm:
-    """due: the length of the text at which to try; where `on` is false, never. eager: it was of use when last tried."""
+    """due: the length of the text at which to try; where `on` is false, never. eager: the last was not useless."""
 
     __slots__ = ("_wait", "due", "eager")
 
-    def __init__(self, on: bool, *, eager: bool = False) -> None:
-        """eager: it is to be of use from the start."""
+    def __init__(self, on: bool) -> None:
         self._wait = 0
         self.due: float = 0 if on else inf
-        self.eager = on and eager
+        self.eager = on
 
     def set(self, length: int, *, useless: bool) -> None:
         """It was tried, and the text is this long now."""
-        self._wait = min(2 * self._wait + 1, _LONGEST) if useless else 0
+        self._wait = min(2 * self._wait + 1, LONGEST) if useless else 0
         self.due = length + self._wait
         self.eager = not useless

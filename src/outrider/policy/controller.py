@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from outrider.drafters.base import Drafter, DraftRequest, Observation, RequestView
+from outrider.policy.alarm import LONGEST
 from outrider.policy.costs import FREE, Costs
 from outrider.policy.decision import Decision
 from outrider.policy.prices import Prices
@@ -49,7 +50,7 @@ class Controller(Drafter):
         wanted = request.speculation.drafter
         drafters = [each for each in self._drafters if wanted in (None, each.name) and each.serves(request)]
         prefill = request.prompt_length * self._prefill
-        text = self._texts[request.id] = Text(request, drafters, prefill, self._lookup)
+        text = self._texts[request.id] = Text(request, drafters, prefill)
         for drafter in drafters:
             try:
                 drafter.begin(request)
@@ -58,18 +59,21 @@ class Controller(Drafter):
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
+        # To wake anybody takes most of the time that it takes to wake all: in a batch, those who only try anew do so
+        # together.
         self._steps += 1
-        awake, eager = [], self._steps % len(request_ids) == 0
+        wakes = len(request_ids) == 1 or self._steps % (LONGEST + 1) == 0
+        awake = []
         for request_id in request_ids:
             text = self._texts[request_id]
             if len(text.tokens) >= text.due:
                 awake.append(request_id)
-                eager = eager or text.eager
-        # To wake anybody takes most of the time that it takes to wake all: who only tries anew waits for the others.
-        return awake if eager else ()
+                wakes = wakes or text.eager
+        return awake if wakes else ()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        decision = Decision(requests, [self._texts[request.id] for request in requests], self._prices, self._prefill)
+        texts = [self._texts[request.id] for request in requests]
+        decision = Decision(requests, texts, self._prices, self._prefill, self._lookup)
         for drafter in self._free:
             if asked := decision.asks(drafter):
                 answers = self._ask(drafter, [requests[i] for i in asked])
@@ -102,6 +106,8 @@ class Controller(Drafter):
 
     def end(self, request_id: int) -> None:
         self._texts.pop(request_id, None)
+        if not self._texts:
+            self._steps = 0  # the same batch again takes the same steps
         for drafter in self._drafters:  # also those switched off: they hold something still
             try:
                 drafter.end(request_id)

@@ -40,7 +40,7 @@ class Offer(NamedTuple):
 class Decision:
     """Collects offers for the requests of a step, then cuts them.
 
-    prefill  what a row of a prompt costs, in one-row passes.
+    prefill, lookup  what a row of a prompt costs, and to ask the free drafters, in one-row passes.
 
     context, rows, drafted  tokens before the step; rows of the pass, without drafts; how many these are.
     """
@@ -56,6 +56,7 @@ class Decision:
         texts: Sequence[Text],
         prices: Prices,
         prefill: float,
+        lookup: float,
     ) -> None:
         self._requests = requests
         self._texts = texts
@@ -68,7 +69,7 @@ class Decision:
         self._declined: list[bool] = []  # somebody has something, or is not asked as it would not have paid
         rates, most, longest = 0.0, 0, 0
         for place, text in enumerate(texts):
-            if asked := text.wakes(count):
+            if asked := text.wakes():
                 self._asking.append(place)
             self._declined.append(not asked and bool(text.active))
             rates += text.ledger.rate
@@ -80,9 +81,9 @@ class Decision:
         self._share = plain / count  # of a request in a plain step, in one-row passes
         # Tokens in the time of a one-row pass; who sleeps writes at a rate of 1.
         self._worth = (rates + requests[0].asleep) / (self._share * count)
-        if most:
-            for place in self._asking:
-                texts[place].row = self._added[1] / self._share
+        row = prices.added(self.rows, self.context, 1)[-1]
+        for place in self._asking:
+            texts[place].row, texts[place].lookup = row / self._share, lookup / self._share
         self._rooms = [text.ledger.room * self._share for text in texts]
         self._offers: list[Offer | None] = [None] * len(texts)
         self._values = [0.0] * len(texts)

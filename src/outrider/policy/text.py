@@ -24,6 +24,7 @@ class Text:
     observers  those that want to know what became of their proposals.
     ledger     what drafting has cost and brought.
     row        what one drafted token would add to the step, in the request's share of a plain one.
+    lookup     what it takes to ask the free drafters, likewise.
     heard      of the free drafters that have proposed something in this step, whatever becomes of it.
     due        the length of the text at which there is something to decide. Free drafters are asked, and the others
                planned for, less and less often where that is of no use; where the request says itself how much is
@@ -32,12 +33,12 @@ class Text:
 
     __slots__ = (
         "_acceptances", "_asked", "_asking", "_calibrations", "_drafter", "_fixed", "_gain", "_hits", "_known",
-        "_lookup", "_planned", "_planning", "_read", "_requests", "_seen", "_spent", "active", "due", "heard",
-        "ledger", "observers", "row", "tokens",
+        "_planned", "_planning", "_read", "_seen", "_spent", "active", "due", "heard",
+        "ledger", "lookup", "observers", "row", "tokens",
     )  # fmt: skip
 
-    def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float, lookup: float) -> None:
-        """prefill, lookup: what the prompt took, and what it takes to ask the free drafters, in plain steps."""
+    def __init__(self, request: RequestView, active: Sequence[Drafter], prefill: float) -> None:
+        """prefill: what the prompt took, in plain steps."""
         self.active = list(active)
         self.observers: list[Drafter] = []
         self.ledger = Ledger(prefill)
@@ -45,31 +46,29 @@ class Text:
         # Who fixes a length, or expects a text, is never left alone.
         self._fixed = request.speculation.length is not None or bool(request.prediction)
         self._planned = [drafter for drafter in active if drafter.cost or drafter.draws]
-        self._asking = Alarm(len(self._planned) < len(active), eager=self._fixed)
-        self._planning = Alarm(bool(self._planned), eager=self._fixed)
+        self._asking = Alarm(len(self._planned) < len(active))
+        self._planning = Alarm(bool(self._planned))
         self.due = min(self._asking.due, self._planning.due)
         self._known = request.prompt_length  # tokens of prompt and output that the ledger knows of
         self._calibrations = {id(drafter): Calibration() for drafter in active}
         self._acceptances = {id(drafter): Acceptance(drafter.expected) for drafter in self._planned}
         self._read = {id(drafter): 0 for drafter in active}
-        self._spent = self.row = 0.0
+        self._spent = self.row = self.lookup = 0.0
         self._drafter: Drafter | None = None
         self.heard: list[Calibration] = []
-        self._lookup = lookup
-        self._requests = 1
         # Of the steps of late in which free drafters were asked: how often the next token was among what they proposed,
         # and how many plain steps their drafts have saved.
-        self._hits, self._gain = 1.0, 1.5 * lookup
+        self._hits, self._gain = 1.0, 0.0
         self._seen = _PRIOR
         self._asked = False
 
     @property
     def eager(self) -> bool:
-        """Whether somebody was of use when last asked, and not only tried anew from time to time."""
+        """Whether it is asked for in every step, and not only tried anew from time to time."""
         return self._asking.eager or self._planning.eager
 
-    def wakes(self, requests: int) -> bool:
-        """A decision is made, for a step of so many requests: whether free drafters are to be asked.
+    def wakes(self) -> bool:
+        """A decision is made: whether free drafters are to be asked.
 
         To look things up takes some time, which each request pays for itself: where that has brought less of late than
         it takes, and they are not right so often that it will bring more, they are asked less and less often.
@@ -80,7 +79,6 @@ class Text:
         if length > self._known:
             self.ledger.plain(length - self._known)
             self._known = length
-        self._requests = requests
         self._asked = length >= self._asking.due
         return self._asked
 
@@ -136,11 +134,12 @@ class Text:
         if self._asked:
             self._asked = False
             gain = 0.0 if planned else len(observation.path) - self._spent
-            lookup = self._lookup * self._requests
             self._seen = min(self._seen + 1, _WINDOW)
             self._hits += (hit - self._hits) / self._seen
             self._gain += (gain - self._gain) / _WINDOW
-            useless = self._gain < lookup and self._hits < self.row + _MARGIN * lookup
+            # Whoever is always right is asked, if only a row could pay.
+            enough = min(self.row + _MARGIN * self.lookup, max(self.row, (1 + self.row) / 2))
+            useless = self._gain < self.lookup and self._hits < enough
             self._asking.set(len(self.tokens), useless=useless and not self._fixed)
             self.due = min(self._asking.due, self._planning.due)
         if self._drafter is not None and planned:
