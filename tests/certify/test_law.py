@@ -8,8 +8,9 @@ from itertools import cycle
 import pytest
 
 from outrider import verify
-from outrider.certify import controls, law
+from outrider.certify import controls, faults, law
 from outrider.certify.law import LawSetting
+from outrider.policy.costs import Costs
 
 LEVEL = 1e-6
 
@@ -37,6 +38,16 @@ def test_the_law_is_kept(setting):
     assert cell.holds, cell.evidence
     assert cell.accepted > 0
     assert cell.fit.smallest_bias <= 0.1201
+
+
+def test_where_nothing_is_drafted_nothing_is_shown(monkeypatch):
+    monkeypatch.setitem(law.POLICIES, "what pays", Costs((1, 2), (0,), ((1.0, 3.0),)))
+    setting = LawSetting("rejection", "drawn", "temperature 1", "what pays")
+    cell = law.check(setting, bias=0.3, level=LEVEL, seed=1)
+    assert cell.fit.holds
+    assert not cell.holds
+    assert cell.evidence == "no draft was accepted: nothing is shown"
+    assert not controls.control(faults.peeking_policy, "law", cell).caught
 
 
 @pytest.mark.parametrize("sampling", law.SAMPLINGS)

@@ -17,7 +17,7 @@ from outrider.cache import KVCache, KVSequence
 from outrider.certify import reference
 from outrider.certify.drafters import OWN, as_tree
 from outrider.certify.rig import Fault, FunctionDrafter, Parts, Rig, spread
-from outrider.certify.statistics import Fit, fit
+from outrider.certify.statistics import UNDRAFTED, Fit, fit
 from outrider.drafters.base import Drafter, DraftRequest
 from outrider.llm import LLM
 from outrider.models.base import CausalLM
@@ -51,7 +51,7 @@ class DrawsCell:
     """The verdict on one setting.
 
     drafted, accepted  tokens sent to verification, and those of them in the texts.
-    fault              what went wrong before there was anything to count ("": nothing).
+    fault              why this shows nothing ("": it does).
     """
 
     setting: DrawsSetting
@@ -62,13 +62,13 @@ class DrawsCell:
 
     @property
     def holds(self) -> bool:
-        """Whether ends were counted, and no bias is seen."""
-        return self.fit is not None and self.fit.holds
+        """Whether ends were counted, drafts among them, and no bias is seen."""
+        return self.fit is not None and self.fit.holds and not self.fault
 
     @property
     def evidence(self) -> str:
         """The verdict in words."""
-        return self.fit.in_words if self.fit else self.fault
+        return self.fault or (self.fit.in_words if self.fit else "")
 
 
 def factors(*, own_draft: bool = False) -> dict[str, list[str]]:
@@ -128,12 +128,10 @@ class Draws:
         except Exception as error:
             return DrawsCell(setting, None, 0, 0, f"{type(error).__name__}: {error}")
         ends = Counter(end for request in requests if (end := self.end(request.output)) is not None)
-        return DrawsCell(
-            setting,
-            fit(ends, self.law, level),
-            drafted=sum(request.stats.drafted for request in requests),
-            accepted=sum(request.stats.accepted for request in requests),
+        drafted, accepted = (
+            sum(getattr(request.stats, name) for request in requests) for name in ("drafted", "accepted")
         )
+        return DrawsCell(setting, fit(ends, self.law, level), drafted, accepted, "" if accepted else UNDRAFTED)
 
     def end(self, output: Sequence[int]) -> End | None:
         """How a text ends; None: it follows the continuation still."""

@@ -18,7 +18,7 @@ from outrider import verify
 from outrider.certify import reference
 from outrider.certify.rig import Draft, Fault, FunctionDrafter, Parts, Rig, spread
 from outrider.certify.scripted import Letters, ScriptedModel
-from outrider.certify.statistics import Fit, draws_for, fit
+from outrider.certify.statistics import UNDRAFTED, Fit, draws_for, fit
 from outrider.drafters.base import DraftRequest
 from outrider.policy.controller import Controller
 from outrider.policy.costs import FREE, Costs
@@ -59,7 +59,7 @@ class LawSetting:
 
 @dataclass(frozen=True, slots=True)
 class LawCell:
-    """The verdict on one setting. fault: what went wrong before there was anything to count ("": nothing)."""
+    """The verdict on one setting. fault: why this shows nothing ("": it does)."""
 
     setting: LawSetting
     fit: Fit | None
@@ -68,13 +68,13 @@ class LawCell:
 
     @property
     def holds(self) -> bool:
-        """Whether texts were counted, and no bias is seen."""
-        return self.fit is not None and self.fit.holds
+        """Whether texts were counted, drafts among them, and no bias is seen."""
+        return self.fit is not None and self.fit.holds and not self.fault
 
     @property
     def evidence(self) -> str:
         """The verdict in words."""
-        return self.fit.in_words if self.fit else self.fault
+        return self.fault or (self.fit.in_words if self.fit else "")
 
 
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = {
@@ -122,7 +122,7 @@ def check(setting: LawSetting, *, bias: float, level: float, seed: int, fault: F
         counts, accepted = count(fault(parts) if fault else parts, params, draws)
     except Exception as error:
         return LawCell(setting, None, 0, f"{type(error).__name__}: {error}")
-    return LawCell(setting, fit(counts, law, level), accepted)
+    return LawCell(setting, fit(counts, law, level), accepted, "" if accepted else UNDRAFTED)
 
 
 def count(parts: Parts, params: SamplingParams, draws: int) -> tuple[Counter[Path], int]:

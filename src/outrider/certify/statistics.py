@@ -26,6 +26,10 @@ LEAST_EXPECTED = 5.0
 """Outcomes rarer than this, in expected counts, are merged before the test."""
 
 
+UNDRAFTED = "no draft was accepted: nothing is shown"
+"""What is wrong with a test in which speculation took no part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Counts against the law that they should have.

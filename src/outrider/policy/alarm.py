@@ -9,7 +9,7 @@ LONGEST = 15
 
 
 class Alarm:
-    """due: the length of the text at which to try; where `on` is false, never. eager: the last was not useless."""
+    """due: the length of the text at which to try; where `on` is false, never. eager: it does not wait longest yet."""
 
     __slots__ = ("_wait", "due", "eager")
 
@@ -22,4 +22,4 @@ class Alarm:
         """It was tried, and the text is this long now."""
         self._wait = min(2 * self._wait + 1, LONGEST) if useless else 0
         self.due = length + self._wait
-        self.eager = not useless
+        self.eager = self._wait < LONGEST

@@ -59,8 +59,8 @@ class Controller(Drafter):
         text.observers = [drafter for drafter in text.active if type(drafter).observe is not Drafter.observe]
 
     def awake(self, request_ids: Sequence[int]) -> Sequence[int]:
-        # To wake anybody takes most of the time that it takes to wake all: in a batch, those who only try anew do so
-        # together.
+        # To wake anybody takes most of the time that it takes to wake all: in a batch, those that have long been asleep
+        # are woken together.
         self._steps += 1
         wakes = len(request_ids) == 1 or self._steps % (LONGEST + 1) == 0
         awake = []

@@ -64,7 +64,7 @@ class Text:
 
     @property
     def eager(self) -> bool:
-        """Whether it is asked for in every step, and not only tried anew from time to time."""
+        """Whether somebody is to be asked as soon as it is due, and not when others are."""
         return self._asking.eager or self._planning.eager
 
     def wakes(self) -> bool:
