@@ -9,7 +9,7 @@ LONGEST = 15
 
 
 class Alarm:
-    """due: the length of the text at which to try; where `on` is false, never. eager: it does not wait longest yet."""
+    """due: the length of the text at which to try; where `on` is false, never. eager: its wait may still grow."""
 
     __slots__ = ("_wait", "due", "eager")
 
