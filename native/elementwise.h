@@ -44,6 +44,42 @@ inline void rms_norm(Matrix x, const float* weight, float epsilon, Matrix y, int
     }
 }
 
+// Rotary embedding of the heads in columns [column_begin, column_end): of each, `pairs` pairs of lanes are turned by the
+// row's angles (cosines, then sines), lanes (2i, 2i + 1) if interleaved, otherwise (i, i + pairs); the others pass through.
+inline void rotate(Matrix x, Matrix angles, int pairs, bool interleaved, int head_dim, Matrix y, int row_begin,
+                   int row_end, int column_begin, int column_end) {
+    alignas(64) float signs[kLanes];
+    for (int i = 0; i < kLanes; ++i) signs[i] = i % 2 ? 1.0f : -1.0f;
+    const Vec alternating = load(signs);
+    for (int row = row_begin; row < row_end; ++row) {
+        const float *cosines = angles.row(row), *sines = cosines + pairs;
+        for (int head = column_begin; head < column_end; head += head_dim) {
+            const float* from = x.row(row) + head;
+            float* to = y.row(row) + head;
+            int i = 0;
+            if (interleaved) {
+                for (; i + kLanes / 2 <= pairs; i += kLanes / 2) {
+                    const Vec a = load(from + 2 * i), turned = swap_pairs(a) * (load_twice(sines + i) * alternating);
+                    store(to + 2 * i, a * load_twice(cosines + i) + turned);
+                }
+            } else {
+                for (; i + kLanes <= pairs; i += kLanes) {
+                    const Vec a = load(from + i), b = load(from + pairs + i), c = load(cosines + i), s = load(sines + i);
+                    store(to + i, a * c - b * s);
+                    store(to + pairs + i, a * s + b * c);
+                }
+            }
+            for (; i < pairs; ++i) {
+                const int low = interleaved ? 2 * i : i, high = interleaved ? 2 * i + 1 : i + pairs;
+                const float a = from[low], b = from[high];
+                to[low] = a * cosines[i] - b * sines[i];
+                to[high] = a * sines[i] + b * cosines[i];
+            }
+            for (i = 2 * pairs; i < head_dim; ++i) to[i] = from[i];
+        }
+    }
+}
+
 // y = silu(gate) * up with silu(g) = g / (1 + e^-g); gate_up holds the gates in columns [0, width), then the ups.
 inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end) {
     for (int row = row_begin; row < row_end; ++row) {

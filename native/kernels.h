@@ -183,6 +183,8 @@ struct Kernels {
     void (*quantise)(Matrix x, Quantised out, int inputs, int row_begin, int row_end, int column_begin, int column_end);
     void (*rms_norm)(Matrix x, const float* weight, float epsilon, Matrix y, int width, int row_begin, int row_end,
                      int column_begin, int column_end);
+    void (*rotate)(Matrix x, Matrix angles, int pairs, bool interleaved, int head_dim, Matrix y, int row_begin,
+                   int row_end, int column_begin, int column_end);
     void (*swiglu)(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end);
     void (*maxima)(Matrix x, Matrix y, int row_begin, int row_end, int column_begin, int column_end);
     void (*embed)(const Weight&, const int32_t* tokens, Matrix y, int row_begin, int row_end, int column_begin,

@@ -114,7 +114,7 @@ struct Avx2Linear {
 }  // namespace
 
 extern const Kernels kAvx2Kernels;
-const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, swiglu, maxima,
+const Kernels kAvx2Kernels = {"avx2", linear<Avx2Linear>, quantise, rms_norm, rotate, swiglu, maxima,
                               embed,  write_kv, encode_query, attention, merge_attention};
 
 }  // namespace outrider

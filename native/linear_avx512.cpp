@@ -5,6 +5,7 @@
 // (unless the zero overflows, where activations exceed 3e33: then it is no number).
 #include "attention.h"
 #include "linear.h"
+#include "quantise_avx512.h"
 
 namespace outrider {
 namespace {
@@ -93,7 +94,7 @@ struct Avx512Linear {
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise, rms_norm, swiglu, maxima,
-                                embed,        write_kv, encode_query, attention, merge_attention};
+const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise_rows, rms_norm,  rotate,         swiglu,
+                                maxima,       embed,                write_kv,      encode_query, attention, merge_attention};
 
 }  // namespace outrider

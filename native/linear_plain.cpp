@@ -46,7 +46,7 @@ struct PlainLinear {
 }  // namespace
 
 extern const Kernels kPlainKernels;
-const Kernels kPlainKernels = {"plain", linear<PlainLinear>, quantise, rms_norm, swiglu, maxima,
+const Kernels kPlainKernels = {"plain", linear<PlainLinear>, quantise, rms_norm, rotate, swiglu, maxima,
                                embed,   write_kv, encode_query, attention, merge_attention};
 
 }  // namespace outrider

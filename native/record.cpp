@@ -263,25 +263,12 @@ void Executor::rope(int x, int angles, int heads, int head_dim, bool interleaved
     require(heads > 0 && head_dim > 0 && heads * head_dim == width(out) && heads * head_dim <= width(x),
             "rope: widths do not hold the heads");
     require(!is_wanted(x) && !is_wanted(angles) && !is_wanted(out), "rope: only all rows can be rotated");
-    const int half = head_dim / 2, rotated = width(angles) / 2;
-    require(rotated <= half, "rope: more frequencies than pairs in a head");
+    const int rotated = width(angles) / 2;
+    require(rotated <= head_dim / 2, "rope: more frequencies than pairs in a head");
     writes(out);
     record_columns("rope", -1, out, head_dim, [=, this](int row_begin, int row_end, int begin, int end) {
-        for (int row = row_begin; row < row_end; ++row) {
-            const float* cosines = matrix(angles).row(row);
-            const float* sines = cosines + rotated;
-            for (int at = begin; at < end; at += head_dim) {
-                const float* from = matrix(x).row(row) + at;
-                float* to = matrix(out).row(row) + at;
-                // Lanes past the rotated ones (a partial rotary embedding) pass through.
-                for (int i = 2 * rotated; i < head_dim; ++i) to[i] = from[i];
-                for (int i = 0; i < rotated; ++i) {
-                    const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + rotated;
-                    to[a] = from[a] * cosines[i] - from[b] * sines[i];
-                    to[b] = from[a] * sines[i] + from[b] * cosines[i];
-                }
-            }
-        }
+        kernels_.rotate(matrix(x), matrix(angles), rotated, interleaved, head_dim, matrix(out), row_begin, row_end,
+                        begin, end);
     });
 }
 

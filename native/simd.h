@@ -68,6 +68,13 @@ inline Vec exp2_whole(Vec n) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
 }
+// Eight numbers, each in two lanes.
+inline Vec load_twice(const float* p) {
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(_mm256_loadu_ps(p)))};
+}
+// Lanes 2i and 2i + 1 exchanged.
+inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 // The first `count` lanes of a, `fill` in the others.
 inline Vec keep_first(Vec a, int count, float fill) {
     const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : __mmask16((1u << count) - 1);
@@ -166,6 +173,12 @@ inline __m256 exp2_whole_half(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 inline Vec exp2_whole(Vec n) { return {exp2_whole_half(n.a), exp2_whole_half(n.b)}; }
+inline Vec load_twice(const float* p) {
+    const __m256 all = _mm256_loadu_ps(p);
+    return {_mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+            _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+}
+inline Vec swap_pairs(Vec x) { return {_mm256_permute_ps(x.a, 0xb1), _mm256_permute_ps(x.b, 0xb1)}; }
 inline Vec keep_first(Vec x, int count, float fill) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lanes));
@@ -247,6 +260,8 @@ inline Vec add_exponent(const Vec& a, const Vec& b) {
 inline Vec exp2_whole(const Vec& n) {
     OUTRIDER_LANES(n.v[i] == n.v[i] ? bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23) : n.v[i]);
 }
+inline Vec load_twice(const float* p) { OUTRIDER_LANES(p[i / 2]); }
+inline Vec swap_pairs(const Vec& a) { OUTRIDER_LANES(a.v[i ^ 1]); }
 inline Vec keep_first(const Vec& a, int count, float fill) { OUTRIDER_LANES(i < count ? a.v[i] : fill); }
 inline Vec zero_below(const Vec& a, float threshold, const Vec& b) { OUTRIDER_LANES(a.v[i] < threshold ? 0.0f : b.v[i]); }
 inline float max_magnitude_lane(float a, float b) {
