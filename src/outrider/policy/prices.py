@@ -1,7 +1,7 @@
 """Costs as they are now: those that were measured, corrected where the running figures drift away from them.
 
-Corrections go in steps of a quarter octave, and only after steps that agree: on a machine that stays as it is, the same
-request takes the same steps.
+Corrections go in steps, and only after times that agree: on a machine that stays as it is, the same request takes the
+same steps.
 """
 
 from __future__ import annotations
@@ -9,51 +9,58 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import inf, log2
 
 from outrider.drafters.base import Drafter
 from outrider.policy.costs import Costs
 
 _DRAFTING = 5e-5  # seconds of Python that a step takes more where it drafts, with caches that a pass has just emptied
-_RATE = 0.02  # octaves that one time moves a median, and up to eight times that where many in a row lie on one side
-_AGREE = 4  # times in a row that double it
-_BAND = 0.2  # octaves by which it must have moved
-_DOWN, _UP = -0.5, 2.0  # octaves that it moves at most: too cheap is worse than too dear
+_AGREE = 4  # times in a row on one side that double the step of a median, up to eight times
 _AT_ONCE = 32  # steps
+_OCTAVE = 0.02  # octaves that one time moves the median of a ratio
+_ROW = 0.001  # one-row passes that a drafted row moves what each adds more, or less, than was measured
+_MANY = 4  # rows, more of which move it no further
+_LEAST = 0.125  # of what rows added when they were measured, what they add at least: too cheap is worse than too dear
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
-_EVEN = 0.5  # of what rows add on average, the least that each adds, once there is something to correct
 _KEPT = 1024  # sums that are not added up again
-_FEW = 0.03  # one-row passes: what adds less is lost in noise
 
 
-class Drift:
-    """The ratio of what is seen to what was measured: its median, whatever the outliers. factor: the median, held.
+class Median:
+    """The median of what is seen, whatever the outliers. held: what it was about when it last moved far.
 
-    least, most  bounds, in octaves.
+    step         how far one number moves it, and up to eight times that where many in a row lie on one side.
+    noise        how far it may move without meaning anything.
+    least, most  its bounds.
     """
 
-    __slots__ = ("_above", "_held", "_least", "_most", "_octaves", "_row", "factor")
+    __slots__ = ("_above", "_least", "_most", "_noise", "_row", "_step", "held", "value")
 
-    def __init__(self, least: float = _DOWN, most: float = _UP) -> None:
-        self._least, self._most = least, most
-        self._octaves = self._held = 0.0
+    def __init__(self, step: float, noise: float, least: float, most: float) -> None:
+        self._step, self._noise, self._least, self._most = step, noise, least, most
+        self.value = self.held = 0.0
         self._above, self._row = False, 0
-        self.factor = 1.0
 
-    def see(self, ratio: float) -> None:
-        """One more."""
-        above = ratio > 2**self._octaves
+    def see(self, number: float, weight: int = 1) -> None:
+        """One more, which moves it by `weight` steps."""
+        above = number > self.value
         self._row = self._row + 1 if above == self._above else 0
         self._above = above
-        step = _RATE * 2 ** min(self._row // _AGREE, 3)
-        self._octaves = min(max(self._octaves + (step if above else -step), self._least), self._most)
-        if abs(self._octaves - self._held) > _BAND:
-            self._held = round(4 * self._octaves) / 4
-            self.factor = 2**self._held
+        step = weight * self._step * 2 ** min(self._row // _AGREE, 3)
+        self.value = min(max(self.value + (step if above else -step), self._least), self._most)
+        if abs(self.value - self.held) > self._noise:
+            grid = 1.25 * self._noise
+            self.held = round(self.value / grid) * grid
 
-    @property
-    def median(self) -> float:
-        """As it is."""
-        return float(2**self._octaves)
+
+def ratio(least: float = -0.5, most: float = 2.0) -> Median:
+    """Of a ratio of what is seen to what was measured, in octaves; a fifth of one is noise."""
+    return Median(_OCTAVE, 10 * _OCTAVE, least, most)
+
+
+def slope(costs: Sequence[float], rows: Sequence[int]) -> Median:
+    """Of what each row adds beyond what was measured, in one-row passes; 0.02 is noise. A whole pass is the most."""
+    steepest = max([(costs[i] / costs[0] - 1) / (rows[i] - 1) for i in range(1, len(rows))], default=0.0)
+    return Median(_ROW, 20 * _ROW, -steepest, 1.0)
 
 
 class Prices:
@@ -67,23 +74,22 @@ class Prices:
         """clock: None for no corrections."""
         self._costs = costs
         self._clock = clock
-        self._measured = lru_cache(_KEPT)(self._added)
         self._corrected = lru_cache(_KEPT)(self._correct)
         self._drafts: dict[tuple[int, int, int, float], Sequence[float]] = {}  # each step asks: faster than lru_cache
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
-        self._plain = Drift(-_SPEED, _SPEED)
-        self._rows = [Drift() for _ in costs.contexts]
-        self._drafters = {drafter: Drift() for drafter in drafters if drafter.cost}
+        self._plain = ratio(-_SPEED, _SPEED)
+        self._rows = [slope(seconds, costs.rows) for seconds in costs.seconds]
+        self._drafters = {drafter: ratio() for drafter in drafters if drafter.cost}
         self._step: tuple[float, int, int, int] | None = None
         self._times: list[tuple[float, tuple[float, int, int, int]]] = []
 
     def added(self, base: int, context: int, most: int) -> Sequence[float]:
         """As `Costs.added`, corrected."""
-        return self._corrected(base, context, most, self._drift(context).factor)
+        return self._corrected(base, context, most, self._slope(context).held)
 
     def drafts(self, base: int, context: int, most: int) -> Sequence[float]:
         """What so many drafted tokens add to a step: their rows, and what it takes to draft at all."""
-        key = base, context, most, self._drift(context).factor
+        key = base, context, most, self._slope(context).held
         found = self._drafts.get(key)
         if found is None:
             if len(self._drafts) == _KEPT:
@@ -93,8 +99,8 @@ class Prices:
 
     def token(self, drafter: Drafter) -> float:
         """Of a drafted token."""
-        drift = self._drafters.get(drafter)
-        return drafter.cost * drift.factor if drift else 0.0
+        median = self._drafters.get(drafter)
+        return drafter.cost * float(2**median.held) if median else 0.0
 
     def now(self) -> float:
         """The time."""
@@ -103,8 +109,8 @@ class Prices:
     def asked(self, drafter: Drafter, start: float, tokens: int, context: int) -> None:
         """A drafter that is not free was asked at `start`, and has drafted so many tokens, of one request."""
         if self._clock and tokens and drafter in self._drafters:
-            plain = self._costs.plain(context) * self._plain.median
-            self._drafters[drafter].see((self._clock() - start) / (tokens * drafter.cost * plain))
+            plain = self._costs.plain(context) * 2**self._plain.value
+            self._drafters[drafter].see(_octaves((self._clock() - start) / (tokens * drafter.cost * plain)))
 
     def step_begins(self, requests: int, rows: int, drafted: int, context: int) -> None:
         """The target is going to make a pass of so many rows and as many drafts."""
@@ -121,16 +127,14 @@ class Prices:
                 self._times.clear()
 
     def _see(self, end: float, start: float, rows: int, drafted: int, context: int) -> None:
-        passes = (end - start) / self._costs.plain(context)
+        passes, plain = (end - start) / self._costs.plain(context), self._costs.v(rows, context)
         if not drafted:
-            self._plain.see(passes / self._costs.v(rows, context))
+            self._plain.see(_octaves(passes / plain))
             return
-        more = self._measured(rows, context, drafted)[-1]
-        if more >= _FEW:
-            seen = passes / self._plain.median - self._costs.v(rows, context)
-            self._drift(context).see(max(seen, 1e-3) / more)
+        more = passes / 2**self._plain.value - plain - self._costs.added(rows, context, drafted)[-1]
+        self._slope(context).see(more / drafted, min(drafted, _MANY))
 
-    def _drift(self, context: int) -> Drift:
+    def _slope(self, context: int) -> Median:
         """That of the nearest context length among those that were measured: each was measured by itself."""
         contexts = self._costs.contexts
         above = bisect_left(contexts, context)
@@ -138,18 +142,17 @@ class Prices:
             return self._rows[max(above - 1, 0)]
         return self._rows[above - (context - contexts[above - 1] < contexts[above] - context)]
 
-    def _added(self, base: int, context: int, most: int) -> Sequence[float]:
-        """What was measured, but where it says that the first rows add next to nothing: a factor on nothing corrects
-        nothing."""
+    def _correct(self, base: int, context: int, most: int, slope: float) -> Sequence[float]:
+        """Processors that share a core, or the memory, make each row dearer by the same time, whatever it took: two of
+        them had v(2) = 1.01 and v(8) = 1.53, and 1.17 and 2.37 in another minute. A factor on 0.01 would be noise."""
         measured = self._costs.added(base, context, most)
-        last = self._costs.rows[-1]
-        even = _EVEN * (self._costs.v(last, context) - 1) / max(last - 1, 1)
-        return tuple([max(time, even * rows) for rows, time in enumerate(measured)])
+        if slope == 0:
+            return measured
+        return tuple([max(time + slope * rows, _LEAST * time) for rows, time in enumerate(measured)])
 
-    def _correct(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
-        if factor == 1:
-            return self._costs.added(base, context, most)
-        return tuple([factor * time for time in self._measured(base, context, most)])
+    def _with_drafting(self, base: int, context: int, most: int, slope: float) -> Sequence[float]:
+        return (0.0, *[time + self._drafting for time in self._corrected(base, context, most, slope)[1:]])
 
-    def _with_drafting(self, base: int, context: int, most: int, factor: float) -> Sequence[float]:
-        return (0.0, *[time + self._drafting for time in self._corrected(base, context, most, factor)[1:]])
+
+def _octaves(ratio: float) -> float:
+    return log2(ratio) if ratio > 0 else -inf
