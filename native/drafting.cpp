@@ -241,8 +241,11 @@ double silence_beside(int32_t longest) {
     return size_t(longest) < known.size() ? known[size_t(longest)] : 3 * std::pow(longest, -1.5);
 }
 
-// The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has goes to the followers. A
-// runner-up among the occurrences is right in 0.6 of what the votes say.
+// How often what the occurrences say comes true, as a share of what their votes say: where all of them say the same, where
+// there is but one, and where they disagree; there a runner-up as well. Measured on answers of the default model.
+constexpr double kAgreed = 1.0, kAlone = 0.85, kDisputed = 0.7, kRunnerUp = 0.6;
+
+// The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has goes to the followers.
 void choose(std::span<const Occurrence> occurrences, const Followers* followers, Tokens suffix,
             std::vector<Choice>& choices) {
     choices.clear();
@@ -259,10 +262,11 @@ void choose(std::span<const Occurrence> occurrences, const Followers* followers,
         total += vote;
     }
     sort(choices);  // of equals, the later occurrence comes first
+    const double first = choices.size() > 1 ? kDisputed : occurrences.size() == 1 ? kAlone : kAgreed;
     if (choices.size() > kChoices) choices.resize(kChoices);
     const double silence = silence_beside(longest);
     total += silence;
-    for (size_t i = 0; i < choices.size(); ++i) choices[i].estimate *= (i == 0 ? 1.0 : 0.6) / total;
+    for (size_t i = 0; i < choices.size(); ++i) choices[i].estimate *= (i == 0 ? first : kRunnerUp) / total;
     if (followers == nullptr) return;
     followers->after(suffix, [&](int32_t token, double chance) {
         const double estimate = chance * silence / total;

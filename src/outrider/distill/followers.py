@@ -1,7 +1,8 @@
 """The table of followers: what the target mostly says after each of its n-grams, counted over its own answers.
 
-A trigram model as Jelinek and Mercer (1980) smoothed them: where a long n-gram came up seldom, what a shorter one says
-counts as well.
+A trigram model, smoothed by discounts (Chen and Goodman 1999, "An empirical study of smoothing techniques for language
+modeling"): what came up once or twice is believed less than it was counted; what that leaves goes to what the shorter
+n-gram says.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import numpy.typing as npt
 from outrider.distill.interview import Dialogue
 from outrider.weights.followers import BITS, ORDERS, Part, Table
 
-DOUBT = {1: 0.0, 2: 2.0, 3: 1.0}
-"""How many occurrences the shorter n-gram's opinion is worth."""
 OCCURRED = {1: 1, 2: 2, 3: 2}
 """How often an n-gram must have come up. Rarer ones would treble the table, for no more accepted tokens."""
 LEAST = 0.03
 """The chance that a follower must have."""
 
+_DISCOUNT = 0.75  # where counts are too few to say
 _LAST = (1 << BITS) - 1  # the bits of an n-gram's last token
 
 Ints = npt.NDArray[np.int64]
@@ -72,11 +72,24 @@ def _occurrences(dialogues: Sequence[Dialogue]) -> tuple[Ints, Ints]:
 def _count(keys: Ints, tokens: Ints, order: int, shorter: _Counts | None) -> _Counts:
     known, places, occurred = np.unique(keys, return_inverse=True, return_counts=True)
     pairs, times = np.unique(places << BITS | tokens, return_counts=True)
-    at, votes = pairs >> BITS, times.astype(np.float64)
-    if shorter is not None:
-        there = np.searchsorted(shorter.keys, known & ((1 << BITS * (order - 1)) - 1))
-        votes += DOUBT[order] * shorter.chances[np.searchsorted(shorter.pairs, there[at] << BITS | pairs & _LAST)]
-    return _Counts(known, occurred, pairs, votes / (occurred[at] + DOUBT[order]))
+    at = pairs >> BITS
+    if shorter is None:
+        return _Counts(known, occurred, pairs, times / occurred[at])
+    discount = _discounts(times)[np.minimum(times, 3)]
+    left = np.bincount(at, discount, len(known)) / occurred
+    there = np.searchsorted(shorter.keys, known & ((1 << BITS * (order - 1)) - 1))
+    backed = shorter.chances[np.searchsorted(shorter.pairs, there[at] << BITS | pairs & _LAST)]
+    return _Counts(known, occurred, pairs, (times - discount) / occurred[at] + left[at] * backed)
+
+
+def _discounts(times: Ints) -> npt.NDArray[np.float64]:
+    """What to take off pairs that came up once, twice, or more often, at these indices (modified Kneser-Ney);
+    of few pairs, nobody can tell."""
+    n = np.bincount(np.minimum(times, 5), minlength=6).astype(np.float64)
+    if not n[1:5].all():
+        return np.full(4, _DISCOUNT)
+    y = n[1] / (n[1] + 2 * n[2])
+    return np.clip([0, *[k - (k + 1) * y * n[k + 1] / n[k] for k in (1, 2, 3)]], 0, [0, 1, 2, 3])
 
 
 def _followers(counts: _Counts, order: int) -> Part:
