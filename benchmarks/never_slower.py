@@ -3,6 +3,7 @@
     python benchmarks/never_slower.py PROMPTS                     # by work: a few minutes for 240 questions
     python benchmarks/never_slower.py PROMPTS --temperature 1 --batch 8
     python benchmarks/never_slower.py PROMPTS --clock --limit 4   # by the clock, plain and auto in turn
+    python benchmarks/never_slower.py PROMPTS --clock --limit 8 --fixed 1,2,3,4   # fixed lengths as well
 
 PROMPTS is in Spec-Bench's own format; texts that are built to defeat drafting (random words, base64, digits) join them.
 By work: each step counts what its rows and drafted tokens cost, as measured on this machine, in plain steps of the
@@ -137,28 +138,39 @@ def report_work(runs: Mapping[str, list[Account]]) -> None:
 def by_clock(
     llms: Mapping[str, LLM], questions: Mapping[str, list[list[int]]], params: SamplingParams, batch: int, rounds: int
 ) -> None:
-    """Plain and auto in turn, a few steps at a time, so that what else the machine does meets both alike."""
-    ratios: dict[str, list[float]] = {group: [] for group in questions}
+    """Plain, auto and fixed lengths in turn, a few steps at a time: what else the machine does meets all alike."""
+    speeds: dict[str, list[dict[str, float]]] = {group: [] for group in questions}
     for turn in range(rounds):
         for group, prompts in questions.items():
-            ways = [_Stream(llms[way], prompts, params, batch) for way in ("off", "auto")]
-            while any(way.ended < len(prompts) for way in ways):
-                for way in ways if turn % 2 else ways[::-1]:
+            ways = {name: _Stream(llm, prompts, params, batch) for name, llm in llms.items()}
+            while any(way.ended < len(prompts) for way in ways.values()):
+                for way in list(ways.values())[:: -1 if turn % 2 else 1]:
                     way.go_on()
-            plain, auto = (way.tokens / way.seconds for way in ways)
-            ratios[group].append(auto / plain)
-            for way in ways:
+            speeds[group].append({name: way.tokens / way.seconds for name, way in ways.items()})
+            for way in ways.values():
                 way.llm.engine.drop_all()
-    rows = [(group, len(questions[group]), f"{statistics.median(each):.3f}") for group, each in ratios.items()]
+    over = {group: [each["auto"] / each["off"] for each in rounds] for group, rounds in speeds.items()}
+    rows = []
+    for group, each in over.items():
+        row = [group, str(len(questions[group])), f"{statistics.median(each):.3f}"]
+        if len(llms) > 2:
+            means = {name: statistics.median(r[name] / r["off"] for r in speeds[group]) for name in llms}
+            best = max(set(llms) - {"auto"}, key=means.__getitem__)
+            left = statistics.median(r["auto"] / r[best] for r in speeds[group])
+            row += [best, f"{means[best]:.3f}", f"{left:.3f}"]
+        rows.append(row)
     for title, hostile in (("all tasks", False), ("adversarial", True)):
         groups = [group for group in questions if (group in HOSTILE) == hostile]
         if groups:
             # As if all groups wrote as many tokens at as many tokens per second.
             mean = statistics.median(
-                statistics.harmonic_mean(each) for each in zip(*(ratios[g] for g in groups), strict=True)
+                statistics.harmonic_mean(each) for each in zip(*(over[g] for g in groups), strict=True)
             )
-            rows.append((title, sum(len(questions[g]) for g in groups), f"{mean:.3f}"))
-    common.table("By the clock", ("group", "texts", "auto over plain"), rows)
+            rows.append([title, str(sum(len(questions[g]) for g in groups)), f"{mean:.3f}"])
+    columns = ["group", "texts", "auto over plain"]
+    if len(llms) > 2:
+        columns += ["best fixed", "over plain", "auto over it"]
+    common.table("By the clock", columns, [row + [""] * (len(columns) - len(row)) for row in rows])
 
 
 class _Stream:
@@ -206,7 +218,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, help="requests at a time")
     parser.add_argument("--limit", type=int, help="texts of each group; default: all")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
-    parser.add_argument("--fixed", default="1,2,3,4,6,8", help="lengths, or NAME:LENGTH, to compare with")
+    parser.add_argument("--fixed", help="lengths, or NAME:LENGTH, to compare with (by work: 1,2,3,4,6,8)")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--clock", action="store_true", help="seconds, not work")
     parser.add_argument("--rounds", type=int, default=5, help="of --clock")
@@ -234,12 +246,14 @@ def main() -> None:
         f"model {llm.path.name}, {llm.model.threads} threads, {arguments.batch} at a time, {arguments.tokens} tokens, "
         f"temperature {params.temperature:g}; at 512 tokens {v}\n"
     )
+    fixed = list(filter(None, (arguments.fixed or ("" if arguments.clock else "1,2,3,4,6,8")).split(",")))
     if arguments.clock:
-        plain = LLM(arguments.model, speculation="off", **{**values, "draft": None})
-        by_clock({"off": plain, "auto": llm}, questions, params, arguments.batch, arguments.rounds)
+        ways = {"off": LLM(arguments.model, speculation="off", **{**values, "draft": None}), "auto": llm}
+        ways |= {name: LLM(arguments.model, speculation=name, **values) for name in fixed}
+        by_clock(ways, questions, params, arguments.batch, arguments.rounds)
         return
     runs: dict[str, list[Account]] = {}
-    for name in ("auto", *filter(None, arguments.fixed.split(","))):
+    for name in ("auto", *fixed):
         runs[name] = by_work(llm, questions, params, name, arguments.batch)
         if [account.output for account in runs[name]] != [account.output for account in runs["auto"]]:
             raise SystemExit(f"{name}: the texts differ")
