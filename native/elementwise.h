@@ -81,6 +81,7 @@ inline void rotate(Matrix x, Matrix angles, int pairs, bool interleaved, int hea
 }
 
 // y = silu(gate) * up with silu(g) = g / (1 + e^-g); gate_up holds the gates in columns [0, width), then the ups.
+// Where e^-g would be more than 2^126, it is that.
 inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_end, int column_begin, int column_end) {
     for (int row = row_begin; row < row_end; ++row) {
         const float* gates = gate_up.row(row);
@@ -88,7 +89,8 @@ inline void swiglu(Matrix gate_up, Matrix y, int width, int row_begin, int row_e
         for (int c = column_begin; c < column_end; c += kLanes) {
             const int count = column_end - c;
             const Vec gate = load_columns(gates + c, count);
-            const Vec silu = gate / (splat(1) + exp(splat(0) - gate));
+            const Vec power = min(splat(126), gate * splat(-1.44269504f));  // operand order: a NaN comes through
+            const Vec silu = gate / (splat(1) + exp2(power));
             store_columns(y.row(row) + c, silu * load_columns(ups + c, count), count);
         }
     }

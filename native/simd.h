@@ -63,11 +63,6 @@ inline Vec add_exponent(Vec a, Vec b) {
     return {_mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(b.v), 23)))};
 }
-// 2^n for whole n in [-126, 127]; for NaN, anything.
-inline Vec exp2_whole(Vec n) {
-    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
-}
 // Eight numbers, each in two lanes.
 inline Vec load_twice(const float* p) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -79,10 +74,6 @@ inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 inline Vec keep_first(Vec a, int count, float fill) {
     const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : __mmask16((1u << count) - 1);
     return {_mm512_mask_blend_ps(mask, _mm512_set1_ps(fill), a.v)};
-}
-// 0 where a < threshold, else b; NaN keeps b.
-inline Vec zero_below(Vec a, float threshold, Vec b) {
-    return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(threshold), _CMP_LT_OQ), _mm512_setzero_ps())};
 }
 // Largest magnitude of both; magnitudes compare as integers, where NaN is the greatest, so a NaN is never lost.
 inline Vec max_magnitude(Vec a, Vec b) {
@@ -168,11 +159,6 @@ inline __m256 add_exponent_half(__m256 x, __m256 y) {
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(y), 23)));
 }
 inline Vec add_exponent(Vec x, Vec y) { return {add_exponent_half(x.a, y.a), add_exponent_half(x.b, y.b)}; }
-inline __m256 exp2_whole_half(__m256 n) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
-}
-inline Vec exp2_whole(Vec n) { return {exp2_whole_half(n.a), exp2_whole_half(n.b)}; }
 inline Vec load_twice(const float* p) {
     const __m256 all = _mm256_loadu_ps(p);
     return {_mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
@@ -185,11 +171,6 @@ inline Vec keep_first(Vec x, int count, float fill) {
     const __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count - 8), lanes));
     const __m256 other = _mm256_set1_ps(fill);
     return {_mm256_blendv_ps(other, x.a, low), _mm256_blendv_ps(other, x.b, high)};
-}
-inline Vec zero_below(Vec x, float threshold, Vec y) {
-    const __m256 limit = _mm256_set1_ps(threshold);
-    return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, limit, _CMP_LT_OQ), y.a),
-            _mm256_andnot_ps(_mm256_cmp_ps(x.b, limit, _CMP_LT_OQ), y.b)};
 }
 inline __m256 max_magnitude_half(__m256 x, __m256 y) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -257,13 +238,9 @@ inline void store_pairs(int32_t* p, const Vec& low, const Vec& high) {
 inline Vec add_exponent(const Vec& a, const Vec& b) {
     OUTRIDER_LANES(bits_to_float(float_to_bits(a.v[i]) + (float_to_bits(b.v[i]) << 23)));
 }
-inline Vec exp2_whole(const Vec& n) {
-    OUTRIDER_LANES(n.v[i] == n.v[i] ? bits_to_float(uint32_t(int32_t(n.v[i]) + 127) << 23) : n.v[i]);
-}
 inline Vec load_twice(const float* p) { OUTRIDER_LANES(p[i / 2]); }
 inline Vec swap_pairs(const Vec& a) { OUTRIDER_LANES(a.v[i ^ 1]); }
 inline Vec keep_first(const Vec& a, int count, float fill) { OUTRIDER_LANES(i < count ? a.v[i] : fill); }
-inline Vec zero_below(const Vec& a, float threshold, const Vec& b) { OUTRIDER_LANES(a.v[i] < threshold ? 0.0f : b.v[i]); }
 inline float max_magnitude_lane(float a, float b) {
     const uint32_t x = float_to_bits(a) & 0x7fffffff, y = float_to_bits(b) & 0x7fffffff;
     return bits_to_float(x > y ? x : y);
@@ -408,24 +385,7 @@ inline bool streams_past_caches() {
 #endif
 }
 
-// e^x, about 2 units in the last place; below -87.3 (so -inf too) exactly 0; NaN stays NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a degree-6 Taylor polynomial.
-inline Vec exp(Vec x) {
-    const Vec clamped = min(splat(88.0f), max(splat(-87.3f), x));  // operand order: a NaN in x comes through
-    const Vec n = round_even(clamped * splat(1.44269504f));
-    Vec r = fma(n, splat(-0.693359375f), clamped);
-    r = fma(n, splat(2.12194440e-4f), r);
-    Vec p = splat(1.0f / 720);
-    p = fma(p, r, splat(1.0f / 120));
-    p = fma(p, r, splat(1.0f / 24));
-    p = fma(p, r, splat(1.0f / 6));
-    p = fma(p, r, splat(0.5f));
-    p = fma(p, r, splat(1.0f));
-    p = fma(p, r, splat(1.0f));
-    return zero_below(x, -87.3f, p * exp2_whole(n));
-}
-
-// 2^x for x <= 0, about 1 unit in the last place; below -126 it is 2^-126; NaN stays NaN unless it has a payload.
+// 2^x for x <= 127, about 1 unit in the last place; below -126 it is 2^-126; NaN stays NaN unless it has a payload.
 // x = n + r with |r| <= 1/2: adding 1.5 2^23 leaves n in the lowest bits. 2^r by the polynomial of degree 5 that is 1 at
 // 0 and otherwise has the least relative error, 9e-8.
 inline Vec exp2(Vec x) {
