@@ -27,7 +27,7 @@ struct Executor::LinearPlan {
     int columns = 0;      // of all parts, or of each where they are paired
     bool paired = false;  // a unit holds the same columns of every part (gates and ups), not the next ones
     bool aligned = true;  // every part but the last has whole tiles, so that units are columns
-    int unit_tiles = 1;   // 2 where something follows the layer, on whole groups of columns, or a tile is soon read
+    int unit_tiles = 1;   // 2 where something follows the layer, on whole groups of columns
 
     int unit() const { return unit_tiles * kTile; }  // columns
     int units() const {
@@ -49,20 +49,10 @@ struct Executor::LinearPlan {
         }
     }
 
-    // Where the weights of a unit begin.
-    const uint8_t* start(int unit) const {
-        const uint8_t* found = nullptr;
-        for_tiles(unit, unit + 1, [&](const Part& part, int first, int) {
-            if (!found) found = part.weight.tile(first);
-        });
-        return found;
-    }
-
-    // Three quarters of the units are split evenly, so that each thread streams its own stretch of weights; the rest
-    // goes to whoever comes first, which evens out a processor that is slower or disturbed.
-    int even(int threads) const { return threads == 1 ? units() : units() * 3 / 4; }
+    // Each thread streams its own stretch of weights. To hand out some of them to whoever comes first costs more than it
+    // evens out: pieces are short, and who has which is asked of another processor.
     std::pair<int, int> own(int thread, int threads) const {
-        return {even(threads) * thread / threads, even(threads) * (thread + 1) / threads};
+        return {units() * thread / threads, units() * (thread + 1) / threads};
     }
 };
 
@@ -176,7 +166,6 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
         plan->parts.push_back({w, plan->columns});
         plan->columns += w.outputs;
     }
-    if (tile_bytes(weights[0]->view().format, width(x)) < kFetchAhead) plan->unit_tiles = 2;
     const int outputs = plan->columns;
     require(outputs == width(out), "linear: the weights' outputs are not the buffer's width");
     require(bias.empty() || int(bias.size()) == outputs, "linear: the bias's length is not the outputs'");
@@ -185,7 +174,6 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
             "linear: the residual's shape is not the output's");
     writes(out);
     const bool wanted = is_wanted(x);
-    const int next = counter();
     if (last_plan_) {
         // Whoever is done with a layer fetches the beginning of its part of the next one while it waits for the others.
         operations_[last_linear_].epilogues.push_back([plan, threads = team_->size()](int thread) {
@@ -206,36 +194,25 @@ void Executor::linear(int x, std::vector<const PackedWeight*> weights, std::vect
         if (residual >= 0) task.residual = matrix(residual);
         task.y = matrix(out);
         task.rows = rows;
-        const auto compute = [&](int begin, int end, const uint8_t* next) {
-            if (begin >= end) return;
-            const LinearPlan::Part* part = nullptr;
-            int first = 0, last = 0;
-            const auto run = [&](const uint8_t* after) {
-                task.weight = &part->weight;
-                task.bias = bias.empty() ? nullptr : bias.data() + part->first_output;
-                task.first_output = part->first_output;
-                task.next = after;
-                kernels_.linear(task, first, last);
-            };
-            plan->for_tiles(begin, end, [&](const LinearPlan::Part& p, int from, int to) {
-                if (part) run(p.weight.tile(from));
-                part = &p;
-                first = from;
-                last = to;
-            });
-            run(next);
-            finish(0, rows, begin * plan->unit(), std::min(end * plan->unit(), plan->columns));
-        };
-        const int even = plan->even(threads), left = plan->units() - even, pieces = std::min(left, 8 * threads);
-        const auto begin_of = [=](int piece) { return even + left * piece / pieces; };
-        const auto start_of = [&](int piece) { return piece < pieces ? plan->start(begin_of(piece)) : nullptr; };
         const auto [begin, end] = plan->own(thread, threads);
-        compute(begin, end, start_of(thread));
-        // Threads that keep in step take turns, so that each can guess, and fetch, what it will get next.
-        for (int piece = thread; piece < pieces;) {
-            compute(begin_of(piece), begin_of(piece + 1), start_of(piece + threads));
-            piece = threads + counters_[size_t(next)]->fetch_add(1, std::memory_order_relaxed);
-        }
+        if (begin >= end) return;
+        const LinearPlan::Part* part = nullptr;
+        int first = 0, last = 0;
+        const auto run = [&](const uint8_t* after) {
+            task.weight = &part->weight;
+            task.bias = bias.empty() ? nullptr : bias.data() + part->first_output;
+            task.first_output = part->first_output;
+            task.next = after;
+            kernels_.linear(task, first, last);
+        };
+        plan->for_tiles(begin, end, [&](const LinearPlan::Part& p, int from, int to) {
+            if (part) run(p.weight.tile(from));
+            part = &p;
+            first = from;
+            last = to;
+        });
+        run(nullptr);
+        finish(0, rows, begin * plan->unit(), std::min(end * plan->unit(), plan->columns));
     });
     last_plan_ = plan;
     last_linear_ = operations_.size() - 1;
@@ -344,7 +321,7 @@ void Executor::attention(int qk, int v, int value_column, int layer, int heads, 
         return task;
     };
     record("attention", {out, group_width}, [=, this](int thread, const Finish& finish) {
-        // As for linear layers, each thread guesses its next piece, and fetches the beginning of it.
+        // Threads that keep in step take turns, so that each can guess, and fetch, what it will get next.
         const int threads = team_->size(), count = int(pieces_.size());
         for (int at = thread; at < count;) {
             const AttentionPiece& piece = pieces_[size_t(at)];
