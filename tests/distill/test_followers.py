@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from outrider.distill.followers import DOUBT, table
+from outrider.distill.followers import DISCOUNT, discounts, table
 from outrider.distill.interview import Dialogue
 from outrider.weights.followers import BITS, ORDERS
 
@@ -49,10 +50,16 @@ def test_a_longer_context_doubts_itself_the_less_the_more_often_it_came() -> Non
     assert single == {5: pytest.approx(4 / 6, abs=0.002), 4: pytest.approx(2 / 6, abs=0.002)}
     pair = chances(dialogues, 1, 2)
     assert pair is not None
-    assert pair[4] == pytest.approx((2 + DOUBT[2] * 2 / 6) / (2 + DOUBT[2]), abs=0.002)
+    assert pair[4] == pytest.approx((2 - DISCOUNT + DISCOUNT * 2 / 6) / 2, abs=0.002)
     often = chances([said(*[[1, 2, 4]] * 50, *[[7, 2, 5]] * 50)], 1, 2)
     assert often is not None
     assert often[4] > 0.97
+
+
+def test_discounts_follow_from_how_many_pairs_came_up_how_often() -> None:
+    times = np.repeat([1, 2, 3, 4, 5, 40], [6000, 2000, 1000, 500, 100, 7])
+    assert discounts(times) == pytest.approx([0, 0.6, 1.1, 1.8])  # y = 6 / (6 + 4)
+    assert discounts(times[::50]).tolist() == [DISCOUNT] * 4  # too few to tell
 
 
 def test_rare_ngrams_are_left_out_and_the_likeliest_followers_come_first() -> None:

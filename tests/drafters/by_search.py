@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 ORDERS, OCCURRENCES, LONGEST, CHOICES, LEAST = (4, 2, 1), 16, 16, 3, 0.01
+AGREED, ALONE, DISPUTED, RUNNER_UP = 1.0, 0.85, 0.7, 0.6
 
 Occurrence = tuple[Sequence[int], int, int]  # a text, the position after the occurrence, how many tokens match
 Table = Mapping[tuple[int, ...], Sequence[tuple[int, float]]]
@@ -38,8 +39,9 @@ def choices(found: Sequence[Occurrence], table: Table, suffix: Sequence[int]) ->
         votes[text[at]] = votes.get(text[at], 0.0) + 2.0 ** (match - longest)
     silence = 3 * longest**-1.5 if found else 1.0
     total = silence + sum(votes.values())
+    first = DISPUTED if len(votes) > 1 else ALONE if len(found) == 1 else AGREED
     best = sorted(votes, key=lambda token: -votes[token])[:CHOICES]
-    estimates = {token: votes[token] * ((1.0 if token == best[0] else 0.6) / total) for token in best}
+    estimates = {token: votes[token] * ((first if token == best[0] else RUNNER_UP) / total) for token in best}
     known = [table[key] for n in (3, 2, 1) if n <= len(suffix) and (key := tuple(suffix[-n:])) in table]
     for token, chance in known[0] if known else ():
         estimates[token] = estimates.get(token, 0.0) + chance * silence / total

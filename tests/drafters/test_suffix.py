@@ -90,9 +90,10 @@ def test_the_table_speaks_where_the_text_is_silent() -> None:
     followers = made({(5,): [0, 128, 64], (7, 5): [0, 0, 0, 200]})
     assert tree([9, 5], 8, followers=followers) == [(1, -1, 0.5), (2, -1, 0.25)]
     assert tree([7, 5], 8, followers=followers) == [(3, -1, 200 / 256)]  # the longer context knows better
-    said = tree([5, 2, 9, 5], 8, followers=followers)  # one match of one token: silence has three votes of four
+    # One match of one token, which is right in 0.85 of what it says: silence has three votes of four.
+    said = tree([5, 2, 9, 5], 8, followers=followers)
     assert [node[0] for node in said if node[1] == -1] == [2, 1]
-    assert [round(node[2], 4) for node in said if node[1] == -1] == [0.25 + 0.75 / 4, 0.75 / 2]
+    assert [round(node[2], 4) for node in said if node[1] == -1] == [round(0.85 * 0.25 + 0.75 / 4, 4), 0.75 / 2]
 
 
 @pytest.mark.parametrize("tokens", [[], [5], [5, 6], [1, 2, 3, 4]])

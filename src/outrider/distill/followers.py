@@ -16,12 +16,14 @@ import numpy.typing as npt
 from outrider.distill.interview import Dialogue
 from outrider.weights.followers import BITS, ORDERS, Part, Table
 
+DISCOUNT = 0.75
+"""What is taken off a count where there are too few counts to say."""
 OCCURRED = {1: 1, 2: 2, 3: 2}
 """How often an n-gram must have come up. Rarer ones would treble the table, for no more accepted tokens."""
 LEAST = 0.03
 """The chance that a follower must have."""
 
-_DISCOUNT = 0.75  # where counts are too few to say
+_ENOUGH = 1000  # pairs
 _LAST = (1 << BITS) - 1  # the bits of an n-gram's last token
 
 Ints = npt.NDArray[np.int64]
@@ -75,21 +77,22 @@ def _count(keys: Ints, tokens: Ints, order: int, shorter: _Counts | None) -> _Co
     at = pairs >> BITS
     if shorter is None:
         return _Counts(known, occurred, pairs, times / occurred[at])
-    discount = _discounts(times)[np.minimum(times, 3)]
+    discount = discounts(times)[np.minimum(times, 3)]
     left = np.bincount(at, discount, len(known)) / occurred
     there = np.searchsorted(shorter.keys, known & ((1 << BITS * (order - 1)) - 1))
     backed = shorter.chances[np.searchsorted(shorter.pairs, there[at] << BITS | pairs & _LAST)]
     return _Counts(known, occurred, pairs, (times - discount) / occurred[at] + left[at] * backed)
 
 
-def _discounts(times: Ints) -> npt.NDArray[np.float64]:
-    """What to take off pairs that came up once, twice, or more often, at these indices (modified Kneser-Ney);
-    of few pairs, nobody can tell."""
+def discounts(times: Ints) -> npt.NDArray[np.float64]:
+    """What to take off pairs that came up k = 1, 2, or more times, at these indices: k - (k + 1) y n(k + 1) / n(k) with
+    n(k) pairs that came up k times and y = n(1) / (n(1) + 2 n(2)) (modified Kneser-Ney)."""
     n = np.bincount(np.minimum(times, 5), minlength=6).astype(np.float64)
-    if not n[1:5].all():
-        return np.full(4, _DISCOUNT)
+    if len(times) < _ENOUGH or not n[1:5].all():
+        return np.full(4, DISCOUNT)
     y = n[1] / (n[1] + 2 * n[2])
-    return np.clip([0, *[k - (k + 1) * y * n[k + 1] / n[k] for k in (1, 2, 3)]], 0, [0, 1, 2, 3])
+    found: npt.NDArray[np.float64] = np.array([0.0, *[k - (k + 1) * y * n[k + 1] / n[k] for k in (1, 2, 3)]])
+    return found.clip(0, [0, 1, 2, 3])
 
 
 def _followers(counts: _Counts, order: int) -> Part:
