@@ -150,23 +150,34 @@ def by_clock(
             for way in ways.values():
                 way.llm.engine.drop_all()
     over = {group: [each["auto"] / each["off"] for each in rounds] for group, rounds in speeds.items()}
+    means = {  # over plain
+        group: {name: statistics.median(each[name] / each["off"] for each in rounds) for name in llms}
+        for group, rounds in speeds.items()
+    }
+    fixed = [name for name in llms if name != "auto"]
     rows = []
-    for group, each in over.items():
-        row = [group, str(len(questions[group])), f"{statistics.median(each):.3f}"]
+    for group, mine in means.items():
+        row = [group, str(len(questions[group])), f"{mine['auto']:.3f}"]
         if len(llms) > 2:
-            means = {name: statistics.median(r[name] / r["off"] for r in speeds[group]) for name in llms}
-            best = max(set(llms) - {"auto"}, key=means.__getitem__)
-            left = statistics.median(r["auto"] / r[best] for r in speeds[group])
-            row += [best, f"{means[best]:.3f}", f"{left:.3f}"]
+            best = max(fixed, key=mine.__getitem__)
+            left = statistics.median(each["auto"] / each[best] for each in speeds[group])
+            row += [best, f"{mine[best]:.3f}", f"{left:.3f}"]
         rows.append(row)
-    for title, hostile in (("all tasks", False), ("adversarial", True)):
-        groups = [group for group in questions if (group in HOSTILE) == hostile]
+    if len(llms) > 2:
+        mean = {name: statistics.fmean(mine[name] for mine in means.values()) for name in llms}
+        oracle = statistics.fmean(max(mine[name] for name in fixed) for mine in means.values())
+        single = max(fixed, key=mean.__getitem__)
+        count = str(sum(map(len, questions.values())))
+        rows.append(["mean", count, f"{mean['auto']:.3f}", "each", f"{oracle:.3f}", f"{mean['auto'] / oracle:.3f}"])
+        rows.append(["", "", "", f"always {single}", f"{mean[single]:.3f}", f"{mean['auto'] / mean[single]:.3f}"])
+    for title, adversarial in (("all tasks", False), ("adversarial", True)):
+        groups = [group for group in questions if (group in HOSTILE) == adversarial]
         if groups:
             # As if all groups wrote as many tokens at as many tokens per second.
-            mean = statistics.median(
+            evenly = statistics.median(
                 statistics.harmonic_mean(each) for each in zip(*(over[g] for g in groups), strict=True)
             )
-            rows.append([title, str(sum(len(questions[g]) for g in groups)), f"{mean:.3f}"])
+            rows.append([title, str(sum(len(questions[g]) for g in groups)), f"{evenly:.3f}"])
     columns = ["group", "texts", "auto over plain"]
     if len(llms) > 2:
         columns += ["best fixed", "over plain", "auto over it"]
