@@ -307,8 +307,9 @@ struct Node {
     size_t first, last;  // of the occurrences of that way
 };
 
-// A tree of at most `count` nodes after the end of `own`, most probable first: (tokens, parents, estimates).
-nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers, int count) {
+// A tree of at most `count` nodes after the end of `own`, most probable first: (tokens, parents, estimates). `odds` is a
+// factor on the odds of every estimate.
+nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers, int count, double odds) {
     std::vector<const Index*> indices{&own};
     for (nb::handle other : others) indices.push_back(nb::cast<const Index*>(other));
     std::vector<Occurrence> occurrences;  // of all nodes, one after the other
@@ -322,9 +323,10 @@ nb::tuple grow(const Index& own, nb::sequence others, const Followers* followers
         if (occurrences.size() == first)  // all of them end with the text: start over, as a loop would
             for (const Index* index : indices) index->find(suffix, occurrences);
         choose(std::span(occurrences).subspan(first), followers, suffix, choices);
-        for (const Choice& choice : choices)
-            if (gain * choice.estimate >= kLeast)
-                candidates.push_back({gain * choice.estimate, choice.token, parent, choice.estimate});
+        for (const Choice& choice : choices) {
+            const double raised = odds * choice.estimate, estimate = raised / (1 - choice.estimate + raised);
+            if (gain * estimate >= kLeast) candidates.push_back({gain * estimate, choice.token, parent, estimate});
+        }
     };
     const Way end(own.end());
     look(-1, 1.0, end.suffix(), 0);
@@ -368,6 +370,6 @@ NB_MODULE(_drafting, module) {
     nb::class_<Followers>(module, "Followers")
         .def(nb::init<>())
         .def("add", &Followers::add, "order"_a, "keys"_a, "tokens"_a, "chances"_a);
-    module.def("grow", &grow, "own"_a, "others"_a, "followers"_a.none(), "count"_a);
+    module.def("grow", &grow, "own"_a, "others"_a, "followers"_a.none(), "count"_a, "odds"_a = 1.0);
     outrider::define_weighing(module);
 }

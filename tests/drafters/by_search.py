@@ -48,9 +48,13 @@ def choices(found: Sequence[Occurrence], table: Table, suffix: Sequence[int]) ->
     return sorted(estimates.items(), key=lambda choice: -choice[1])
 
 
-def tree(own: Sequence[int], count: int, past: Sequence[Sequence[int]] = (), table: Table | None = None) -> list[
-    tuple[int, int, float]
-]:  # fmt: skip
+def tree(
+    own: Sequence[int],
+    count: int,
+    past: Sequence[Sequence[int]] = (),
+    table: Table | None = None,
+    odds: float = 1.0,
+) -> list[tuple[int, int, float]]:
     """(token, parent, estimate) of each node."""
     nodes: list[tuple[int, int, float]] = []
     ways: list[tuple[float, list[int], list[Occurrence]]] = []
@@ -59,7 +63,8 @@ def tree(own: Sequence[int], count: int, past: Sequence[Sequence[int]] = (), tab
     def look(parent: int, gain: float, suffix: list[int], found: list[Occurrence]) -> list[Occurrence]:
         if not found:
             found = [each for text in (own, *past) for each in occurrences(text, suffix)]
-        for token, estimate in choices(found, table or {}, suffix):
+        for token, chance in choices(found, table or {}, suffix):
+            estimate = odds * chance / (1 - chance + odds * chance)
             if gain * estimate >= LEAST:
                 candidates.append((gain * estimate, token, parent, estimate))
         return found

@@ -47,24 +47,41 @@ CHANCES = st.lists(st.integers(1, 255), min_size=1, max_size=4)
 TABLES = st.dictionaries(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), CHANCES, max_size=30)
 
 
-@given(TEXTS, TABLES, st.integers(0, 12))
+@given(TEXTS, TABLES, st.integers(0, 12), st.sampled_from([1.0, 0.37]))
 def test_so_it_is_with_a_table_of_followers(
-    tokens: list[int], rows: dict[tuple[int, ...], list[int]], count: int
+    tokens: list[int], rows: dict[tuple[int, ...], list[int]], count: int, odds: float
 ) -> None:
     table = {key: [(token, chance / 256) for token, chance in enumerate(row)] for key, row in rows.items()}
-    found = tree(tokens, count, followers=made(rows))
-    assert found == by_search.tree(tokens, count, table=table)
+    found = tree(tokens, count, followers=made(rows), odds=odds)
+    assert found == by_search.tree(tokens, count, table=table, odds=odds)
+
+
+def test_at_a_temperature_its_estimates_are_lower() -> None:
+    tokens, chosen = [5, 6, 7, 8, 5, 6], SamplingParams(temperature=1.0)
+    drafter = SuffixDrafter()
+    drafter.begin(RequestView(id=1, tokens=tokens, prompt_length=1))
+    greedy, drawn = (
+        drafter.propose([DraftRequest(id=1, tokens=tokens, prompt_length=1, most=4, params=params)])[0].estimates[0]
+        for params in (SamplingParams(temperature=0.0), chosen)
+    )
+    assert drawn / (1 - drawn) == pytest.approx(np.exp(-1) * greedy / (1 - greedy))
 
 
 def tree(
-    tokens: list[int], count: int, past: Sequence[list[int]] = (), *, split: int = 0, followers: Followers | None = None
+    tokens: list[int],
+    count: int,
+    past: Sequence[list[int]] = (),
+    *,
+    split: int = 0,
+    followers: Followers | None = None,
+    odds: float = 1.0,
 ) -> list[tuple[int, int, float]]:
     index, others = Index(), [Index() for _ in past]
     index.append(tokens[:split])
     index.append(tokens[split:])
     for other, text in zip(others, past, strict=True):
         other.append(text)
-    return list(zip(*grow(index, others, followers, count), strict=True))
+    return list(zip(*grow(index, others, followers, count, odds), strict=True))
 
 
 def made(rows: dict[tuple[int, ...], list[int]]) -> Followers:

@@ -11,6 +11,8 @@ Index, votes and tree are native (`native/drafting.cpp`): a proposal takes a few
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import exp
 
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.kernels._drafting import Followers, Index, grow
@@ -19,6 +21,7 @@ from outrider.types import EMPTY, Proposal
 GENERATION = 2**15
 """Tokens of past outputs in each of the two generations that are kept."""
 
+_HOT = 1.5  # the highest temperature about which anything is guessed
 _SEPARATOR = -1  # between past outputs; as no token, it is never drafted and ends every match
 
 
@@ -40,6 +43,13 @@ class PastOutputs:
             self.indices = [Index(), self.indices[0]]
         room = self._size - len(self.indices[0])
         self.indices[0].append([*[*output][:room], _SEPARATOR])
+
+
+@lru_cache(maxsize=64)
+def _odds(temperature: float) -> float:
+    """A factor: what is likeliest is drawn less often the higher the temperature. In answers of the default model the odds
+    of being right are 0.87, 0.77, 0.62, 0.37 of those at 0, at temperatures of 0.4, 0.6, 0.8, 1."""
+    return exp(-(min(temperature, _HOT) ** 3))
 
 
 class SuffixDrafter(Drafter):
@@ -72,7 +82,8 @@ class SuffixDrafter(Drafter):
             _, index = self._texts[request.id]
             index.extend(request.tokens)
             past = self._past.indices if self._past is not None and request.reuse else ()
-            tokens, parents, estimates = grow(index, past, self._followers, count)
+            odds = _odds(request.params.temperature)
+            tokens, parents, estimates = grow(index, past, self._followers, count, odds)
             proposal = Proposal(tokens, parents, self.name, estimates, (None,) * len(tokens)) if tokens else EMPTY
             proposals.append(proposal)
         return proposals

@@ -16,7 +16,7 @@ class Followers:
     ) -> None: ...
 
 def grow(
-    own: Index, others: Sequence[Index], followers: Followers | None, count: int
+    own: Index, others: Sequence[Index], followers: Followers | None, count: int, odds: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]: ...
 
 class Calibration:
