@@ -7,14 +7,15 @@ namespace outrider {
 namespace {
 
 // What to fetch while a group of the tiles up to tile_end is computed: the hardware's own prefetching stops at every
-// page. Past the end of the tiles lies what somebody else will read, so fetching goes on where this thread will.
+// page. Past the end of the tiles lies what somebody else will read: fetching goes on where this thread will, or else
+// looks at what is at hand.
 struct Ahead {
     const uint8_t* end;
     ptrdiff_t jump;
     bool once = streams_past_caches();
 
     Ahead(const LinearTask& task, int tile_end)
-        : end(task.weight->tile(tile_end)), jump(task.next ? task.next - end : 0) {}
+        : end(task.weight->tile(tile_end)), jump(task.next ? task.next - end : -ptrdiff_t(kFetchAhead)) {}
 
     void fetch(const uint8_t* data, size_t bytes) const {
         const uint8_t* at = data + kFetchAhead;

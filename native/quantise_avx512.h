@@ -1,6 +1,6 @@
-// Rounding to int8 for several rows at once, with AVX-512: what elementwise.h's `quantise` does to a row, to the bit, for
-// up to eight rows of a block. Their maxima, scales and sums share registers, and codes are interleaved in registers,
-// where row by row each takes a reduction, two divisions and eight stores of its own.
+// Rounding to int8 for several rows at once, with AVX-512: what elementwise.h's `quantise` does to a row, to the bit (but
+// for the sign of a sum that is 0), for up to eight rows of a block. Their maxima, scales and sums share registers, and
+// codes are interleaved in registers, where row by row each takes a reduction, two divisions and eight stores of its own.
 #pragma once
 
 #include "elementwise.h"
@@ -60,11 +60,12 @@ public:
         for (int half = 0; half < 2; ++half) {
             const __m512* x = half ? high : low;
             __m512i words[kRowBlock];
-            for (int r = 0; r < kRowBlock; ++r)
-                words[r] = _mm512_cvtps_epi32(_mm512_mul_ps(x[r], _mm512_set1_ps(inverse[r])));
+            for (int r = 0; r < kRowBlock; ++r)  // the lowest byte alone: of INT_MIN, what a NaN converts to, it is 0
+                words[r] = _mm512_and_si512(_mm512_cvtps_epi32(_mm512_mul_ps(x[r], _mm512_set1_ps(inverse[r]))),
+                                            _mm512_set1_epi32(0xff));
             for (int four = 0; four < 2; ++four) {
                 const __m512i* w = words + 4 * four;
-                codes[half][four] = _mm512_packs_epi16(_mm512_packs_epi32(w[0], w[1]), _mm512_packs_epi32(w[2], w[3]));
+                codes[half][four] = _mm512_packus_epi16(_mm512_packus_epi32(w[0], w[1]), _mm512_packus_epi32(w[2], w[3]));
             }
         }
         const __m256i sums = fold_quarters(sum_of_four(codes[0][0], codes[1][0]), sum_of_four(codes[0][1], codes[1][1]),

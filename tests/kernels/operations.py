@@ -99,10 +99,10 @@ def rope(head_dim: int, rotated: int, interleaved: bool) -> Case:
     )
 
 
-def swiglu(width: int) -> Case:
-    values = 4 * random(9, ROWS, 2 * width)
+def swiglu(width: int, largest: float = 4) -> Case:
+    values = largest * random(9, ROWS, 2 * width)
     return Case(
-        f"swiglu {width}",
+        f"swiglu {width} of {largest:g}",
         lambda p: p.swiglu(p.embed(weight("w", values))),
         lambda p: p.swiglu(p.embed(weight("w", np.roll(values, width, axis=1)))),
     )
@@ -170,8 +170,10 @@ def _cases() -> Iterator[Case]:
     for interleaved in (True, False):
         yield rope(64, 64, interleaved)
         yield rope(80, 32, interleaved)
+        yield rope(80, 40, interleaved)
         yield rope(16, 6, interleaved)
     yield from map(swiglu, (7, 16, 40, 96))
+    yield from (swiglu(48, largest) for largest in (40, 100, 1000))  # past what an exponential can be
     yield from map(gated, (7, 16, 40, 48, 64, 96))
     yield gated(64, apart=False)
     yield gated(48, again=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,13 @@ def taken(llm: LLM, request: Request) -> Counter[tuple[int, int]]:
 
 @pytest.mark.parametrize("name", ["suffix", "ngram"])
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_it_takes_the_steps_of_the_engine(name: str, k: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_takes_the_steps_of_the_engine(name: str, k: int, temperature: float, tmp_path: Path) -> None:
     llm = LLM(tiny_llama(tmp_path / "tiny.gguf", seed=1), speculation=f"{name}:{k}", threads=1, costs=FREE)
-    request = llm.request("the thin thing the thin", PARAMS)
+    params = replace(PARAMS, temperature=temperature, top_k=4, seed=5)
+    request = llm.request("the thin thing the thin", params)
     steps = taken(llm, request)
-    assert replay(drafters.create(name), [(request.prompt, request.output)], k).outcomes == steps
+    assert replay(drafters.create(name), [(request.prompt, request.output)], k, params).outcomes == steps
     assert any(accepted for _, accepted in steps)
     assert any(accepted < drafted for drafted, accepted in steps), "nothing that could be counted wrongly"
 
@@ -47,5 +50,5 @@ def test_a_plan_replays_the_drafter_with_the_table_that_the_model_has(tmp_path: 
     bench.write()
     lengths, _ = bench.draft("suffix", 3)
     assert lengths[-1].outcomes == steps
-    bare = replay(drafters.create("suffix"), [(request.prompt, request.output)], 3)
+    bare = replay(drafters.create("suffix"), [(request.prompt, request.output)], 3, PARAMS)
     assert bare.outcomes != steps, "the table makes no difference"

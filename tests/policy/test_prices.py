@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.policy.costs import Costs
-from outrider.policy.prices import Prices, ratio
+from outrider.policy.prices import Prices, a_ratio
 from tests.policy.worlds import Claiming
 
 COSTS = Costs((1, 2, 9), (0,), ((0.002, 0.0022, 0.0036),))
@@ -36,10 +36,10 @@ class Machine:
         self.now += 0.002 * self.speed * c * tokens
         self.prices.asked(self.drafter, start, tokens, 0)
 
-    def run(self, steps: int = 400) -> float:
+    def run(self, steps: int = 400, drafted: int = 8) -> float:
         for _ in range(steps):
             self.step(0)
-            self.step(8)
+            self.step(drafted)
         return self.prices.added(1, 0, 8)[8] / COSTS.added(1, 0, 8)[8]
 
     def prices_per_row(self) -> float:
@@ -49,6 +49,27 @@ class Machine:
 @pytest.mark.parametrize("speed", [0.5, 1, 3])
 def test_on_a_machine_that_stays_as_it_is_costs_do_too(speed: float) -> None:
     assert Machine(speed=speed, noise=0.1).run() == 1
+
+
+@pytest.mark.parametrize("drafted", [1, 2, 4])
+def test_noise_changes_nothing(drafted: int) -> None:
+    machine = Machine(noise=0.05)
+    assert {machine.run(10, drafted) for _ in range(200)} == {1.0}
+
+
+def test_no_row_takes_time_off_where_rows_get_cheaper() -> None:
+    """Where v bends down, as it does on some machines, what is taken off each row must not make the next one negative."""
+    time = 0.0
+    table = Costs((1, 2, 4, 6), (0,), ((0.002, 0.00248, 0.00298, 0.00334),))
+    prices = Prices(table, [], lambda: time)
+    for _ in range(400):
+        for drafted in (0, 5):
+            prices.step_begins(1, 1, drafted, 0)
+            time += 0.002
+            prices.step_ends()
+    added = prices.added(1, 0, 8)
+    assert added[5] < table.added(1, 0, 5)[5]
+    assert list(added) == sorted(added)
 
 
 @pytest.mark.parametrize("rows", [1.5, 2.5])
@@ -126,7 +147,7 @@ def test_a_free_drafter_stays_free() -> None:
 
 
 def test_outliers_do_not_move_a_median() -> None:
-    median = ratio()
+    median = a_ratio()
     for i in range(3000):
         median.see(10.0 if i % 5 == 0 else -0.01 * (i % 3))
     assert median.held == 0

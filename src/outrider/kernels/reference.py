@@ -115,7 +115,8 @@ class ReferenceProgram:
                 return attend(operation, values[operation.qk.index], values[operation.v.index], rows, cache)
             case SwiGLU(gate_up):
                 gate, up = np.split(values[gate_up.index], 2, axis=1)
-                return (gate / (np.float32(1) + np.exp(-gate)) * up).astype(np.float32)
+                with np.errstate(over="ignore"):  # of great negative gates nothing is left
+                    return (gate / (np.float32(1) + np.exp(-gate)) * up).astype(np.float32)
             case Select(x):
                 return values[x.index][rows.wanted]
 

@@ -116,7 +116,8 @@ class Bench:
         )
         if price or drafter not in drafters.available():
             return Steps(most, dict(outcomes)).lengths(), beside
-        return [replay(self._llm.fresh_drafter(drafter), self._texts, k) for k in range(1, most + 1)], beside
+        fresh, params = self._llm.fresh_drafter, self._params
+        return [replay(fresh(drafter), self._texts, k, params) for k in range(1, most + 1)], beside
 
     def _steps(
         self, speculation: str, doing: str

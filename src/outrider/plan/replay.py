@@ -11,12 +11,18 @@ from collections.abc import Iterable, Sequence
 
 from outrider.drafters.base import Drafter, DraftRequest, RequestView
 from outrider.plan.forecast import Steps
+from outrider.sampling import SamplingParams
 from outrider.speculation import Speculation
 from outrider.types import EMPTY, ROOT, Proposal
 
 
-def replay(drafter: Drafter, texts: Iterable[tuple[Sequence[int], Sequence[int]]], k: int) -> Steps:
-    """The steps that texts (prompt, output) take with k tokens asked for in each, after the first token."""
+def replay(
+    drafter: Drafter, texts: Iterable[tuple[Sequence[int], Sequence[int]]], k: int, params: SamplingParams
+) -> Steps:
+    """The steps that texts (prompt, output) take with k tokens asked for in each, after the first token.
+
+    params  by which they were written.
+    """
     outcomes: Counter[tuple[int, int]] = Counter()
     for number, (prompt, output) in enumerate(texts):
         tokens = [*prompt, *output[:1]]
@@ -25,7 +31,12 @@ def replay(drafter: Drafter, texts: Iterable[tuple[Sequence[int], Sequence[int]]
         while place < len(output):
             most = min(k, len(output) - place - 1)
             request = DraftRequest(
-                id=number, tokens=tokens, prompt_length=len(prompt), most=most, speculation=Speculation(length=k)
+                id=number,
+                tokens=tokens,
+                prompt_length=len(prompt),
+                most=most,
+                speculation=Speculation(length=k),
+                params=params,
             )
             proposal = drafter.propose([request])[0] if most else EMPTY
             right = _right(proposal, output[place:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import inf, log2
 
 from outrider.drafters.base import Drafter
@@ -20,7 +21,7 @@ _AT_ONCE = 32  # steps
 _OCTAVE = 0.02  # octaves that one time moves the median of a ratio
 _ROW = 0.001  # one-row passes that a drafted row moves what each adds more, or less, than was measured
 _MANY = 4  # rows, more of which move it no further
-_LEAST = 0.125  # of what rows added when they were measured, what they add at least: too cheap is worse than too dear
+_LEAST = 0.125  # of what rows added together when they were measured, what they add at least
 _SPEED = 4.0  # octaves that the whole machine may get slower or faster by
 _KEPT = 1024  # sums that are not added up again
 
@@ -52,15 +53,15 @@ class Median:
             self.held = round(self.value / grid) * grid
 
 
-def ratio(least: float = -0.5, most: float = 2.0) -> Median:
+def a_ratio(least: float = -0.5, most: float = 2.0) -> Median:
     """Of a ratio of what is seen to what was measured, in octaves; a fifth of one is noise."""
     return Median(_OCTAVE, 10 * _OCTAVE, least, most)
 
 
-def slope(costs: Sequence[float], rows: Sequence[int]) -> Median:
-    """Of what each row adds beyond what was measured, in one-row passes; 0.02 is noise. A whole pass is the most."""
-    steepest = max([(costs[i] / costs[0] - 1) / (rows[i] - 1) for i in range(1, len(rows))], default=0.0)
-    return Median(_ROW, 20 * _ROW, -steepest, 1.0)
+def a_slope(costs: Sequence[float], rows: Sequence[int]) -> Median:
+    """Of what each row adds beyond what was measured, in one-row passes; 0.04 is noise. A whole pass is the most."""
+    steepest = max([0.0, *[(costs[i] / costs[0] - 1) / (rows[i] - 1) for i in range(1, len(rows))]])
+    return Median(_ROW, 40 * _ROW, -steepest, 1.0)
 
 
 class Prices:
@@ -77,9 +78,9 @@ class Prices:
         self._corrected = lru_cache(_KEPT)(self._correct)
         self._drafts: dict[tuple[int, int, int, float], Sequence[float]] = {}  # each step asks: faster than lru_cache
         self._drafting = _DRAFTING / costs.plain(0) if clock else 0.0
-        self._plain = ratio(-_SPEED, _SPEED)
-        self._rows = [slope(seconds, costs.rows) for seconds in costs.seconds]
-        self._drafters = {drafter: ratio() for drafter in drafters if drafter.cost}
+        self._plain = a_ratio(-_SPEED, _SPEED)
+        self._rows = [a_slope(seconds, costs.rows) for seconds in costs.seconds]
+        self._drafters = {drafter: a_ratio() for drafter in drafters if drafter.cost}
         self._step: tuple[float, int, int, int] | None = None
         self._times: list[tuple[float, tuple[float, int, int, int]]] = []
 
@@ -143,16 +144,17 @@ class Prices:
         return self._rows[above - (context - contexts[above - 1] < contexts[above] - context)]
 
     def _correct(self, base: int, context: int, most: int, slope: float) -> Sequence[float]:
-        """Processors that share a core, or the memory, make each row dearer by the same time, whatever it took: two of
-        them had v(2) = 1.01 and v(8) = 1.53, and 1.17 and 2.37 in another minute. A factor on 0.01 would be noise."""
+        """By a time for each row. On one machine v(2) and v(8) were 1.01 and 1.53, and 1.17 and 2.37 in another minute:
+        that is about as much more for each row, where a factor on 0.01 would be noise."""
         measured = self._costs.added(base, context, most)
         if slope == 0:
             return measured
-        return tuple([max(time + slope * rows, _LEAST * time) for rows, time in enumerate(measured)])
+        corrected = [max(time + slope * rows, _LEAST * time) for rows, time in enumerate(measured)]
+        return tuple(accumulate(corrected, max))  # no row takes time off
 
     def _with_drafting(self, base: int, context: int, most: int, slope: float) -> Sequence[float]:
         return (0.0, *[time + self._drafting for time in self._corrected(base, context, most, slope)[1:]])
 
 
-def _octaves(ratio: float) -> float:
-    return log2(ratio) if ratio > 0 else -inf
+def _octaves(factor: float) -> float:
+    return log2(factor) if factor > 0 else -inf
