@@ -44,8 +44,9 @@ inline void rms_norm(Matrix x, const float* weight, float epsilon, Matrix y, int
     }
 }
 
-// Rotary embedding of the heads in columns [column_begin, column_end): of each, `pairs` pairs of lanes are turned by the
-// row's angles (cosines, then sines), lanes (2i, 2i + 1) if interleaved, otherwise (i, i + pairs); the others pass through.
+// Rotary embedding of the heads in columns [column_begin, column_end): of each, `pairs` pairs of lanes are turned by
+// the row's angles (cosines, then sines), lanes (2i, 2i + 1) if interleaved, otherwise (i, i + pairs). The others pass
+// through.
 inline void rotate(Matrix x, Matrix angles, int pairs, bool interleaved, int head_dim, Matrix y, int row_begin,
                    int row_end, int column_begin, int column_end) {
     alignas(64) float signs[kLanes];

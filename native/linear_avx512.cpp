@@ -94,7 +94,8 @@ struct Avx512Linear {
 }  // namespace
 
 extern const Kernels kAvx512Kernels;
-const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise_rows, rms_norm,  rotate,         swiglu,
-                                maxima,       embed,                write_kv,      encode_query, attention, merge_attention};
+const Kernels kAvx512Kernels = {"avx512vnni", linear<Avx512Linear>, quantise_rows, rms_norm,     rotate,   swiglu,
+                                maxima,       embed,                write_kv,      encode_query, attention,
+                                merge_attention};
 
 }  // namespace outrider
