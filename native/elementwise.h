@@ -122,7 +122,6 @@ inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row
     const int groups = inputs / kGroup;
     for (int row = row_begin; row < row_end; ++row) {
         const int lane = row % kRowBlock, block_rows = out.block_rows(row);
-        const size_t block = size_t(row / kRowBlock) * kRowBlock;
         for (int g = column_begin / kGroup; g < column_end / kGroup; ++g) {
             const float* in = x.row(row) + g * kGroup;
             const Vec low = load(in), high = load(in + kLanes);
@@ -135,13 +134,13 @@ inline void quantise(Matrix x, Quantised out, int inputs, int row_begin, int row
             store_codes(codes, first);
             store_codes(codes + kLanes, second);
 
-            int8_t* to = out.codes + block * inputs + size_t(g) * kGroup * block_rows + lane * 4;
-            for (int step = 0; step < kGroup / 4; ++step) std::memcpy(to + step * 4 * block_rows, codes + step * 4, 4);
-            const size_t at = block * groups + size_t(g) * block_rows + lane;
-            out.scales[at] = scale;
-            out.zeros[at] = -kCounted * scale;
-            out.sums[at] = total == total ? int32_t(total) : 0;
-            out.scaled_sums[at] = scale * total;
+            int8_t* to = out.at(row, g, groups);
+            for (int step = 0; step < kGroup / 4; ++step)
+                std::memcpy(to + (step * block_rows + lane) * 4, codes + step * 4, 4);
+            Quantised::scales(to, block_rows)[lane] = scale;
+            Quantised::zeros(to, block_rows)[lane] = -kCounted * scale;
+            Quantised::scaled_sums(to, block_rows)[lane] = scale * total;
+            Quantised::sums(to, block_rows)[lane] = total == total ? int32_t(total) : 0;
         }
     }
 }

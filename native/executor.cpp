@@ -51,12 +51,7 @@ void Executor::prepare(const Pass& pass) {
     }
     for (const auto& q : quantised_) {
         const size_t rows = size_t(q->wanted ? pass.wanted_rows : pass.rows);
-        const size_t blocks = (rows + kRowBlock - 1) / kRowBlock, groups = size_t(q->width / kGroup);
-        q->codes.reserve(blocks * kRowBlock * size_t(q->width));
-        q->scales.reserve(blocks * kRowBlock * groups);
-        q->zeros.reserve(blocks * kRowBlock * groups);
-        q->sums.reserve(blocks * kRowBlock * groups);
-        q->scaled_sums.reserve(blocks * kRowBlock * groups);
+        q->memory.reserve(rows * size_t(q->width / kGroup) * Quantised::kBytes);
     }
     for (const auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
 }

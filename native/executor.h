@@ -110,13 +110,9 @@ private:
     struct QuantisedBuffer {
         int width;
         bool wanted;
-        Array<int8_t> codes;
-        Array<float> scales, zeros, scaled_sums;
-        Array<int32_t> sums;
+        Array<int8_t> memory;
 
-        Quantised view(int rows) const {
-            return {codes.data(), scales.data(), zeros.data(), sums.data(), scaled_sums.data(), rows};
-        }
+        Quantised view(int rows) const { return {memory.data(), rows}; }
     };
     // Work on columns [begin, end) of some rows, which reads nothing that is made elsewhere in the same operation.
     using ColumnWork = std::function<void(int row_begin, int row_end, int begin, int end)>;

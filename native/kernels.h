@@ -69,21 +69,31 @@ constexpr float kCounted = 12582912.0f;
 
 // Rows of activations as int8, quantised per row and group of 32 as x = scale * code with scale = max|x| / 127, its two
 // last bits cleared, so that `zero`, -kCounted * scale, is exact.
-// Rows are interleaved in blocks of 8; the last block has the rows that are left, w of them.
-//   codes  [row / 8][group][step of 4 inputs][w][4]
-//   scales, zeros, sums (of codes), scaled_sums (scale * sum): [row / 8][group][w]
+// Rows are interleaved in blocks of 8; the last block has the rows that are left, w of them. All that belongs to a group
+// of a block lies together, so that two threads that make neighbouring groups share one line at most:
+//   [row / 8][group]: codes [step of 4 inputs][w][4], then scales, zeros, scaled_sums (scale * sum), sums (of codes) [w]
 struct Quantised {
-    int8_t* codes;
-    float* scales;
-    float* zeros;
-    int32_t* sums;
-    float* scaled_sums;
+    static constexpr int kBytes = kGroup + 16;  // of a row's group
+
+    int8_t* data;
     int rows;
 
     // Rows of the block that `row` is in.
     OUTRIDER_INLINE int block_rows(int row) const {
         const int left = rows - row / kRowBlock * kRowBlock;
         return left < kRowBlock ? left : kRowBlock;
+    }
+    // The block's group, of so many of each row.
+    OUTRIDER_INLINE int8_t* at(int row, int group, int groups) const {
+        const size_t before = size_t(row / kRowBlock) * kRowBlock * groups + size_t(group) * block_rows(row);
+        return data + before * kBytes;
+    }
+    // What stands behind the codes of a group of w rows.
+    OUTRIDER_INLINE static float* scales(int8_t* group, int w) { return reinterpret_cast<float*>(group + kGroup * w); }
+    OUTRIDER_INLINE static float* zeros(int8_t* group, int w) { return scales(group, w) + w; }
+    OUTRIDER_INLINE static float* scaled_sums(int8_t* group, int w) { return scales(group, w) + 2 * w; }
+    OUTRIDER_INLINE static int32_t* sums(int8_t* group, int w) {
+        return reinterpret_cast<int32_t*>(scales(group, w) + 3 * w);
     }
 };
 

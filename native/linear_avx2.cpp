@@ -68,18 +68,17 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
     constexpr int kOffset = kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
-    const size_t first = size_t(row / kRowBlock) * kRowBlock * groups;
     const int lane = row % kRowBlock, block_rows = task.xq.block_rows(row);
-    const int8_t* x = task.xq.codes + first * kGroup + lane * 4;
-    const float* scales = task.xq.scales + first + lane;
-    const float* scaled_sums = task.xq.scaled_sums + first + lane;
-    const int32_t* sums = task.xq.sums + first + lane;
+    int8_t* x = task.xq.at(row, 0, groups);
 
     for (int r = 0; r < kRows; ++r) acc[r] = splat(0);
     for (int g = 0; g < groups; ++g) {
         ahead.fetch(data, group_bytes(kFormat));
         __m256i dot[kRows][2];
-        group_dots<kFormat, kRows>(data, x, size_t(block_rows) * 4, dot);
+        group_dots<kFormat, kRows>(data, x + lane * 4, size_t(block_rows) * 4, dot);
+        const float* scales = Quantised::scales(x, block_rows) + lane;
+        const float* scaled_sums = Quantised::scaled_sums(x, block_rows) + lane;
+        const int32_t* sums = Quantised::sums(x, block_rows) + lane;
         const Vec scale = load_half(reinterpret_cast<const uint16_t*>(data + kCodes));
         for (int r = 0; r < kRows; ++r) {
             if constexpr (kOffset != 0) {
@@ -94,10 +93,7 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
             for (int r = 0; r < kRows; ++r) acc[r] = fma(minimum, splat(scaled_sums[r]), acc[r]);
         }
         data += kCodes + (kFormat == Format::kQ4Min ? 64 : 32);
-        x += kGroup * block_rows;
-        scales += block_rows;
-        scaled_sums += block_rows;
-        sums += block_rows;
+        x += Quantised::kBytes * block_rows;
     }
 }
 

@@ -43,12 +43,7 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
     constexpr int kOffset = kFormat == Format::kQ8 ? 128 : kFormat == Format::kQ4 ? 8 : 0;
     constexpr size_t kCodes = kFormat == Format::kQ8 ? 512 : 256;
     const int groups = task.weight->inputs / kGroup;
-    const size_t first = size_t(row) * groups;  // whole blocks come before, and this one has kRows rows
-    const int8_t* x = task.xq.codes + first * kGroup;
-    const float* scales = task.xq.scales + first;
-    const float* scaled_sums = task.xq.scaled_sums + first;
-    const float* zeros = task.xq.zeros + first;
-    const int32_t* sums = task.xq.sums + first;
+    int8_t* x = task.xq.at(row, 0, groups);  // whole blocks come before, and this one has kRows rows
 
     __m512 total[kRows];
     for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
@@ -56,6 +51,9 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
         ahead.fetch(data, group_bytes(kFormat));
         __m512i codes[8], dot[kRows];
         unpack<kFormat>(data, codes);
+        const float *scales = Quantised::scales(x, kRows), *zeros = Quantised::zeros(x, kRows);
+        const float* scaled_sums = Quantised::scaled_sums(x, kRows);
+        const int32_t* sums = Quantised::sums(x, kRows);
         for (int r = 0; r < kRows; ++r)
             dot[r] = _mm512_set1_epi32(kOffset ? kOneAndAHalf - kOffset * sums[r] : kOneAndAHalf);
         for (int s = 0; s < 8; ++s)
@@ -72,11 +70,7 @@ inline void tile_rows(const LinearTask& task, const Ahead& ahead, const uint8_t*
                 total[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(scaled_sums[r]), total[r]);
         }
         data += kCodes + (kFormat == Format::kQ4Min ? 64 : 32);
-        x += kGroup * kRows;
-        scales += kRows;
-        scaled_sums += kRows;
-        zeros += kRows;
-        sums += kRows;
+        x += Quantised::kBytes * kRows;
     }
     for (int r = 0; r < kRows; ++r) acc[r].v = total[r];
 }

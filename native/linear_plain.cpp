@@ -13,14 +13,13 @@ struct PlainLinear {
         constexpr size_t kCodes = kEight ? 512 : 256;
         const int groups = task.weight->inputs / kGroup;
         for_row_blocks<1>(task, tile_begin, tile_end, [&](const uint8_t* data, int row, int, Vec* acc) {
-            const size_t first = size_t(row / kRowBlock) * kRowBlock * groups;
             const int lane = row % kRowBlock, block_rows = task.xq.block_rows(row);
             acc[0] = splat(0);
             for (int g = 0; g < groups; ++g, data += group_bytes(kFormat)) {
-                const size_t at = first + size_t(g) * block_rows;
-                const int8_t* x = task.xq.codes + at * kGroup + lane * 4;
+                int8_t* group = task.xq.at(row, g, groups);
+                const int8_t* x = group + lane * 4;
                 int32_t dot[kTile];
-                for (int o = 0; o < kTile; ++o) dot[o] = -kOffset * task.xq.sums[at + lane];
+                for (int o = 0; o < kTile; ++o) dot[o] = -kOffset * Quantised::sums(group, block_rows)[lane];
                 for (int s = 0; s < 8; ++s) {
                     const int8_t* xs = x + s * 4 * block_rows;
                     const uint8_t* codes = data + (kEight ? s : s / 2) * 64;
@@ -35,9 +34,9 @@ struct PlainLinear {
                 Vec products;
                 for (int o = 0; o < kTile; ++o) products.v[o] = float(dot[o]);
                 const auto* scales = reinterpret_cast<const uint16_t*>(data + kCodes);
-                acc[0] = fma(products * splat(task.xq.scales[at + lane]), load_half(scales), acc[0]);
+                acc[0] = fma(products * splat(Quantised::scales(group, block_rows)[lane]), load_half(scales), acc[0]);
                 if constexpr (kFormat == Format::kQ4Min)
-                    acc[0] = fma(load_half(scales + kTile), splat(task.xq.scaled_sums[at + lane]), acc[0]);
+                    acc[0] = fma(load_half(scales + kTile), splat(Quantised::scaled_sums(group, block_rows)[lane]), acc[0]);
             }
         });
     }

@@ -21,13 +21,11 @@ inline __m256i fold_quarters(__m512i a, __m512i b, Combine combine) {
 class RowsOfBlock {
 public:
     RowsOfBlock(Matrix x, Quantised out, int inputs, int first, int last)
-        : out_(out), groups_(inputs / kGroup), width_(out.block_rows(first)), lane_(first % kRowBlock) {
+        : width_(out.block_rows(first)), lane_(first % kRowBlock) {
         const int count = last - first;
         for (int r = 0; r < kRowBlock; ++r) in_[r] = x.row(r < count ? first + r : last - 1);
         rows_ = __mmask8((1u << count) - 1);
-        const size_t block = size_t(first / kRowBlock) * kRowBlock;
-        codes_ = out.codes + block * inputs;
-        numbers_ = block * groups_;
+        to_ = out.at(first, 0, inputs / kGroup);
         // Two steps of four inputs side by side: where each of their words lies in two registers of [step][four rows].
         alignas(64) int32_t from[2][kLanes] = {};
         words_ = 0;
@@ -71,16 +69,16 @@ public:
         const __m256i sums = fold_quarters(sum_of_four(codes[0][0], codes[1][0]), sum_of_four(codes[0][1], codes[1][1]),
                                            [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
 
-        int8_t* to = codes_ + size_t(group) * kGroup * width_;
+        int8_t* to = to_ + size_t(group) * width_ * Quantised::kBytes;
         for (int half = 0; half < 2; ++half)
-            for (int pair = 0; pair < 2; ++pair, to += 8 * width_)
-                _mm512_mask_storeu_epi32(
-                    to, words_, _mm512_permutex2var_epi32(codes[half][0], from_[pair], codes[half][1]));
-        const size_t at = numbers_ + size_t(group) * width_ + lane_;
-        _mm256_mask_storeu_ps(out_.scales + at, rows_, scale);
-        _mm256_mask_storeu_ps(out_.zeros + at, rows_, _mm256_mul_ps(_mm256_set1_ps(-kCounted), scale));
-        _mm256_mask_storeu_epi32(out_.sums + at, rows_, sums);
-        _mm256_mask_storeu_ps(out_.scaled_sums + at, rows_, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sums)));
+            for (int pair = 0; pair < 2; ++pair)
+                _mm512_mask_storeu_epi32(to + (2 * half + pair) * 8 * width_, words_,
+                                         _mm512_permutex2var_epi32(codes[half][0], from_[pair], codes[half][1]));
+        _mm256_mask_storeu_ps(Quantised::scales(to, width_) + lane_, rows_, scale);
+        _mm256_mask_storeu_ps(Quantised::zeros(to, width_) + lane_, rows_, _mm256_mul_ps(_mm256_set1_ps(-kCounted), scale));
+        _mm256_mask_storeu_ps(Quantised::scaled_sums(to, width_) + lane_, rows_,
+                              _mm256_mul_ps(scale, _mm256_cvtepi32_ps(sums)));
+        _mm256_mask_storeu_epi32(Quantised::sums(to, width_) + lane_, rows_, sums);
     }
 
 private:
@@ -99,10 +97,8 @@ private:
     }
 
     const float* in_[kRowBlock];
-    Quantised out_;
-    int groups_, width_, lane_;
-    int8_t* codes_;
-    size_t numbers_;
+    int width_, lane_;
+    int8_t* to_;  // the block's first group
     __mmask8 rows_;
     __mmask16 words_;
     __m512i from_[2];
