@@ -36,7 +36,7 @@ def certify(
                          metavar="NAME|FILE|FOLDER")
     ] = None,
     quick: Annotated[
-        bool, flag("Only so many settings that every two options meet, and fewer draws: less than two minutes for a "
+        bool, flag("Only so many settings that every two options meet, and fewer draws: some two minutes for a "
                    "small model. Without it, all settings: more than an hour.", "--quick")
     ] = False,
     prompts: Annotated[
