@@ -242,7 +242,7 @@ double silence_beside(int32_t longest) {
 }
 
 // How often what the occurrences say comes true, as a share of what their votes say: where all of them say the same, where
-// there is but one, and where they disagree; there a runner-up as well. Measured on answers of the default model.
+// there is but one, and where they disagree; there a runner-up as well. Chosen on answers of the default model (docs/drafters.md).
 constexpr double kAgreed = 1.0, kAlone = 0.85, kDisputed = 0.7, kRunnerUp = 0.6;
 
 // The most likely next tokens: occurrences vote with 2^(match - longest), and what silence has goes to the followers.

@@ -57,12 +57,12 @@ def test_so_it_is_with_a_table_of_followers(
 
 
 def test_at_a_temperature_its_estimates_are_lower() -> None:
-    tokens, chosen = [5, 6, 7, 8, 5, 6], SamplingParams(temperature=1.0)
+    tokens = [5, 6, 7, 8, 5, 6]
     drafter = SuffixDrafter()
     drafter.begin(RequestView(id=1, tokens=tokens, prompt_length=1))
     greedy, drawn = (
         drafter.propose([DraftRequest(id=1, tokens=tokens, prompt_length=1, most=4, params=params)])[0].estimates[0]
-        for params in (SamplingParams(temperature=0.0), chosen)
+        for params in (SamplingParams(), SamplingParams(temperature=1.0))
     )
     assert drawn / (1 - drawn) == pytest.approx(np.exp(-1) * greedy / (1 - greedy))
 

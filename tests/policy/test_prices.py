@@ -94,13 +94,13 @@ def test_rows_never_become_much_cheaper_nor_dearer_than_was_measured() -> None:
 
 
 ROWS = (1, 2, 3, 4, 6, 8, 12)
-APART = (1.0, 1.01, 1.03, 1.08, 1.28, 1.53, 2.12)
-SHARED = (1.0, 1.17, 1.32, 1.50, 1.94, 2.37, 3.45)
-"""v(n) of the default model on two processors with a core each, and with one together."""
+BETTER = (1.0, 1.01, 1.03, 1.08, 1.28, 1.53, 2.12)
+WORSE = (1.0, 1.17, 1.32, 1.50, 1.94, 2.37, 3.45)
+"""v(n) of the default model on one machine, in a better and in a worse minute."""
 
 
-@pytest.mark.parametrize(("measured", "now"), [(APART, SHARED), (SHARED, APART)])
-def test_processors_that_come_to_share_a_core_are_noticed(measured: tuple[float, ...], now: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("measured", "now"), [(BETTER, WORSE), (WORSE, BETTER)])
+def test_a_machine_that_changes_its_state_is_noticed(measured: tuple[float, ...], now: tuple[float, ...]) -> None:
     time, truth, chance = 0.0, Costs(ROWS, (0,), (now,)), random.Random(1)
     prices = Prices(Costs(ROWS, (0,), (tuple(0.003 * v for v in measured),)), [], lambda: time)
     for _ in range(64):
